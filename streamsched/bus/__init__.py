@@ -1,0 +1,1 @@
+"""Kafka: message types, codec, topic declarations, admin, journal and the (thin) Faust agents."""

@@ -1,0 +1,1 @@
+"""The live scheduler: wiring, the runner that executes the core's instructions, stacks, telemetry."""

@@ -1,0 +1,1 @@
+"""Redis: a view of what Kafka holds, changed by one atomic script per commit."""
