@@ -1,0 +1,369 @@
+"""The messages on the topics: the contract with submission systems, executors and node agents.
+
+JSON Schema and the AsyncAPI document under topics/ are generated from these types. Decoding is strict about what is
+there (types, ranges, times) and lenient about what is not known (unknown fields are ignored, so that producers can be
+newer than the scheduler).
+
+Times are UTC epoch seconds (number) or RFC 3339 text with an offset; text without an offset is refused, because nobody
+can say which instant it means. GPU telemetry uses DCGM's field names and units (utilisation in percent).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from streamsched.core.events import CoreEvent
+from streamsched.core.instructions import Decision
+from streamsched.core.model import TopologyLevel
+
+Id = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
+"""Name of a job, node, pool or placement: letters, digits and ._:/@+- , at most 253 characters."""
+Label = Annotated[str, Meta(max_length=4096)]
+Labels = Annotated[dict[Annotated[str, Meta(min_length=1, max_length=253)], Label], Meta(max_length=64)]
+Text = Annotated[str, Meta(max_length=4096)]
+Count = Annotated[int, Meta(ge=1, le=100_000)]
+Amount = Annotated[int, Meta(ge=0, le=2**50)]
+EpochSeconds = Annotated[float, Meta(ge=0, le=32503680000)]
+ZonedTime = Annotated[datetime, Meta(tz=True)]
+Time = EpochSeconds | ZonedTime
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+Fraction = Annotated[float, Meta(gt=0, lt=1)]
+GpuIndex = Annotated[int, Meta(ge=0, le=1023)]
+
+
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all messages."""
+
+
+# ── jobs.arrivals ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Topology(Message, frozen=True, kw_only=True):
+    """Keep the workers within one domain of `level`; a wish unless `required`."""
+
+    level: TopologyLevel
+    required: bool = False
+
+
+class Elastic(Message, frozen=True, kw_only=True):
+    """Numbers of workers between which the job can run."""
+
+    min_workers: Count
+    max_workers: Count
+
+
+class JobArrival(Message, frozen=True, kw_only=True):
+    """A job: a gang of `workers` workers with `gpus_per_worker` GPUs each, started all together or not at all.
+
+    A share of one device is asked for with `gpu_fraction` (0 < f < 1, thousandths are kept) instead of
+    `gpus_per_worker`. `remainder_gpus` adds one smaller worker. `gpu_types` are exact declared names; none means any.
+    """
+
+    job_id: Id
+    submitted_at: Time
+    gpus_per_worker: Count | None = None
+    gpu_fraction: Fraction | None = None
+    workers: Count = 1
+    remainder_gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    gpu_types: Annotated[tuple[Id, ...], Meta(max_length=64)] = ()
+    cpu_milli: Amount = 0
+    """Per worker, thousandths of a core."""
+    memory_mib: Amount = 0
+    """Per worker, MiB."""
+    tenant: Id = "default"
+    pool: Id | None = None
+    """The pool to run in; the router chooses one when it is not given."""
+    topology: Topology | None = None
+    priority_class: Id = "normal"
+    weight: Annotated[float, Meta(gt=0, le=1e9)] = 1.0
+    estimate_s: Seconds | None = None
+    """The submitter's estimate of the run time."""
+    preemptible: bool = False
+    elastic: Elastic | None = None
+    labels: Labels = {}
+
+
+# ── jobs.commands ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class JobCommand(Message, frozen=True, kw_only=True, tag_field="type"):
+    """Base of the commands on a job."""
+
+    job_id: Id
+    time: Time
+    user: Text = ""
+    reason: Text = ""
+
+
+class Cancel(JobCommand, frozen=True, kw_only=True, tag="cancel"):
+    """End the job wherever it is."""
+
+
+class Hold(JobCommand, frozen=True, kw_only=True, tag="hold"):
+    """Keep a queued job from being placed."""
+
+
+class Release(JobCommand, frozen=True, kw_only=True, tag="release"):
+    """Undo `hold`."""
+
+
+class Reprioritise(JobCommand, frozen=True, kw_only=True, tag="reprioritise"):
+    """Change the priority class or weight of a job that is not running."""
+
+    priority_class: Id | None = None
+    weight: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+
+
+Command = Cancel | Hold | Release | Reprioritise
+
+
+# ── pool.jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Origin(Message, frozen=True, kw_only=True):
+    """Where an input was first written."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class PoolJob(Message, frozen=True, kw_only=True):
+    """An arrival or a command, routed to its pool; exactly one of the two is given."""
+
+    pool: Id
+    origin: Origin
+    arrival: JobArrival | None = None
+    command: Command | None = None
+    traceparent: str | None = None
+
+
+# ── jobs.completions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RunReport(Message, frozen=True, kw_only=True, tag_field="type"):
+    """Base of what executors say of a run, named by the placement that began it."""
+
+    pool: Id
+    job_id: Id
+    placement_id: Id
+    time: Time
+
+
+class Started(RunReport, frozen=True, kw_only=True, tag="started"):
+    """All workers of the gang are running."""
+
+
+class Progress(RunReport, frozen=True, kw_only=True, tag="progress"):
+    """How far the job is; `checkpointed` says that work up to now would survive a stop."""
+
+    fraction: Annotated[float, Meta(ge=0, le=1)] | None = None
+    step: Amount | None = None
+    total_steps: Count | None = None
+    checkpointed: bool = False
+
+
+class Completed(RunReport, frozen=True, kw_only=True, tag="completed"):
+    """The job ended by itself. A process that exits 0 because it was told to stop is `preempted` or `released`."""
+
+    exit_code: int = 0
+
+
+class Failed(RunReport, frozen=True, kw_only=True, tag="failed"):
+    """The job ended by its own fault, or (`retryable`) by that of a node or the network."""
+
+    exit_code: int | None = None
+    reason: Text = ""
+    retryable: bool = False
+
+
+class Preempted(RunReport, frozen=True, kw_only=True, tag="preempted"):
+    """Answer to `preempt`: the run has stopped, its GPUs are free."""
+
+
+class Rejected(RunReport, frozen=True, kw_only=True, tag="rejected"):
+    """The executor will not start this placement; nothing of it runs."""
+
+    node_id: Id | None = None
+    reason: Text = ""
+
+
+class Released(RunReport, frozen=True, kw_only=True, tag="released"):
+    """Answer to `revoke` (also when nothing was running): the GPUs on `node_ids`, or all of the run's, are free."""
+
+    node_ids: Annotated[tuple[Id, ...], Meta(max_length=100_000)] = ()
+
+
+Completion = Started | Progress | Completed | Failed | Preempted | Rejected | Released
+
+
+# ── gpu.telemetry ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class GpuSample(Message, frozen=True, kw_only=True):
+    """One device. Field names and units are DCGM's: utilisation in percent, framebuffer in MiB, power in W."""
+
+    gpu: GpuIndex
+    utilization: Annotated[float, Meta(ge=0, le=100)] | None = field(
+        name="DCGM_FI_DEV_GPU_UTIL", default=None
+    )
+    framebuffer_used: Amount | None = field(name="DCGM_FI_DEV_FB_USED", default=None)
+    framebuffer_free: Amount | None = field(name="DCGM_FI_DEV_FB_FREE", default=None)
+    power_usage: Annotated[float, Meta(ge=0)] | None = field(name="DCGM_FI_DEV_POWER_USAGE", default=None)
+    temperature: float | None = field(name="DCGM_FI_DEV_GPU_TEMP", default=None)
+    xid_errors: Amount | None = field(name="DCGM_FI_DEV_XID_ERRORS", default=None)
+    """The *last* XID, not a count."""
+    ecc_dbe: Amount | None = field(name="DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", default=None)
+    """Volatile double-bit ECC errors since the driver was loaded."""
+
+
+class GpuTelemetry(Message, frozen=True, kw_only=True):
+    """All devices of one node at one moment."""
+
+    pool: Id
+    node_id: Id
+    time: Time
+    gpus: Annotated[tuple[GpuSample, ...], Meta(max_length=1024)]
+
+
+# ── nodes.events ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class NodeMessage(Message, frozen=True, kw_only=True, tag_field="type"):
+    """Base of what is said of a node."""
+
+    pool: Id
+    node_id: Id
+    time: Time
+
+
+class Joined(NodeMessage, frozen=True, kw_only=True, tag="joined"):
+    """The node offers this inventory. CPU or memory of 0 means: not declared, no limit. Domains are free-form names."""
+
+    gpu_type: Id
+    gpus: Annotated[int, Meta(ge=0, le=1024)]
+    cpu_milli: Amount = 0
+    memory_mib: Amount = 0
+    nvlink: Text = ""
+    rack: Text = ""
+    zone: Text = ""
+    labels: Labels = {}
+
+
+class Capacity(NodeMessage, frozen=True, kw_only=True, tag="capacity"):
+    """The number of usable GPUs has changed."""
+
+    gpus: Annotated[int, Meta(ge=0, le=1024)]
+
+
+class Heartbeat(NodeMessage, frozen=True, kw_only=True, tag="heartbeat"):
+    """A sign of life; to be sent every few seconds."""
+
+
+class Cordon(NodeMessage, frozen=True, kw_only=True, tag="cordon"):
+    """No new runs on this node."""
+
+
+class Uncordon(NodeMessage, frozen=True, kw_only=True, tag="uncordon"):
+    """Undo `cordon` and `drain`."""
+
+
+class Drain(NodeMessage, frozen=True, kw_only=True, tag="drain"):
+    """No new runs, and those there are told to stop."""
+
+
+class Lost(NodeMessage, frozen=True, kw_only=True, tag="lost"):
+    """The node is gone. `fenced`: it is certain that nothing runs there any more (powered off, disk wiped)."""
+
+    fenced: bool = False
+
+
+NodeEvent = Joined | Capacity | Heartbeat | Cordon | Uncordon | Drain | Lost
+
+
+# ── placements ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Placement(Message, frozen=True, kw_only=True):
+    """A decision for executors. `placement_id` names the run; carrying it out twice must have the effect of once."""
+
+    pool: Id
+    time: EpochSeconds
+    epoch: int
+    """Of the scheduler that decided; grows with each takeover of the pool."""
+    seq: int
+    """Of the journal record that holds the decision."""
+    decision: Decision
+
+
+# ── queue.rankings ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RankedJob(Message, frozen=True, kw_only=True):
+    """One waiting job: its place in the order, its score, and why it waits (a code, then words)."""
+
+    job_id: str
+    rank: int
+    score: float
+    state: str
+    reason: str
+    waited_s: float
+
+
+class QueueRanking(Message, frozen=True, kw_only=True):
+    """The queue of a pool as last ranked, best first. `truncated`: only the first of `queued` jobs are listed."""
+
+    pool: Id
+    time: EpochSeconds
+    epoch: int
+    seq: int
+    policy: str
+    queued: int
+    truncated: bool = False
+    jobs: tuple[RankedJob, ...] = ()
+
+
+# ── scheduler.journal ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class JournalRecord(Message, frozen=True, kw_only=True):
+    """One commit: the events applied, in order, at one moment, and the decisions that came of them.
+
+    `next_offsets` are those of the input partitions after this commit ("topic:partition" -> offset). A record whose
+    `epoch` is lower than one seen before it in the partition is void: its writer had lost the pool.
+    """
+
+    pool: Id
+    epoch: int
+    seq: int
+    now: EpochSeconds
+    events: tuple[CoreEvent, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    next_offsets: dict[str, int] = {}
+
+
+# ── dead.letters ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class DeadLetter(Message, frozen=True, kw_only=True):
+    """An input that was refused: why, where it was, and its bytes (base64 in JSON)."""
+
+    code: Literal[
+        "malformed",
+        "invalid",
+        "too-large",
+        "unknown-pool",
+        "wrong-partition",
+        "conflict",
+        "unknown-job",
+        "unknown-node",
+        "not-applicable",
+    ]
+    detail: str
+    origin: Origin
+    time: EpochSeconds
+    key: bytes | None = None
+    original: bytes = b""

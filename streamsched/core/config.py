@@ -1,0 +1,25 @@
+"""The settings that decisions depend on. They are journalled with each epoch, so that a replay decides the same."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class SchedulerConfig(Struct, frozen=True, kw_only=True):
+    policy: str = "fcfs"
+    window_jobs: int = 64
+    """Jobs per MILP at most."""
+    lease_s: float = 60.0
+    """A placement that is not started within this time is revoked."""
+    backoff_s: float = 2.0
+    """First wait of a job after a refusal; doubles with each refusal in a row."""
+    backoff_max_s: float = 600.0
+    quarantine_after: int = 5
+    """Refusals in a row by one node after which it gets no new runs for `quarantine_s`."""
+    quarantine_s: float = 600.0
+    finished_keep_s: float = 7 * 86400.0
+    """How long a finished job is remembered; the same id after that is a new job."""
+    reserve_after_s: float = 24 * 3600.0
+    """A job that has waited longer gets a reservation that later jobs may not delay."""
+    lost_grace_s: float = 30.0
+    """How long a run on a node thought lost is waited for before its job is queued again."""
