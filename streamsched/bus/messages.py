@@ -19,19 +19,27 @@ from streamsched.core.events import CoreEvent
 from streamsched.core.instructions import Decision
 from streamsched.core.model import TopologyLevel
 
-Id = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
-"""Name of a job, node, pool or placement: letters, digits and ._:/@+- , at most 253 characters."""
+Id = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*\Z")]
+"""Name of a job, node, pool or placement: letters, digits and ._:/@+- , at most 253 characters.
+
+`\\Z`, because Python's `$` also matches before a last line feed; the published schemas say `$`, which does not.
+"""
 Label = Annotated[str, Meta(max_length=4096)]
 Labels = Annotated[dict[Annotated[str, Meta(min_length=1, max_length=253)], Label], Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=1, le=100_000)]
+Workers = Annotated[int, Meta(ge=1, le=10_000)]
+"""A placement names the node and devices of every worker, and has to fit one Kafka message."""
 Amount = Annotated[int, Meta(ge=0, le=2**50)]
 EpochSeconds = Annotated[float, Meta(ge=0, le=32503680000)]
-ZonedTime = Annotated[datetime, Meta(tz=True)]
+_RFC3339 = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?([Zz]|[+-][0-9]{2}:?[0-9]{2})$"
+ZonedTime = Annotated[datetime, Meta(tz=True, extra_json_schema={"pattern": _RFC3339})]
 Time = EpochSeconds | ZonedTime
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
-Fraction = Annotated[float, Meta(gt=0, lt=1)]
+Fraction = Annotated[float, Meta(ge=0.001, le=0.999)]
 GpuIndex = Annotated[int, Meta(ge=0, le=1023)]
+ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
+Traceparent = Annotated[str, Meta(max_length=128)]
 
 
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,14 +59,14 @@ class Topology(Message, frozen=True, kw_only=True):
 class Elastic(Message, frozen=True, kw_only=True):
     """Numbers of workers between which the job can run."""
 
-    min_workers: Count
-    max_workers: Count
+    min_workers: Workers
+    max_workers: Workers
 
 
 class JobArrival(Message, frozen=True, kw_only=True):
     """A job: a gang of `workers` workers with `gpus_per_worker` GPUs each, started all together or not at all.
 
-    A share of one device is asked for with `gpu_fraction` (0 < f < 1, thousandths are kept) instead of
+    A share of one device is asked for with `gpu_fraction` (0.001 to 0.999, thousandths are kept) instead of
     `gpus_per_worker`. `remainder_gpus` adds one smaller worker. `gpu_types` are exact declared names; none means any.
     """
 
@@ -66,7 +74,7 @@ class JobArrival(Message, frozen=True, kw_only=True):
     submitted_at: Time
     gpus_per_worker: Count | None = None
     gpu_fraction: Fraction | None = None
-    workers: Count = 1
+    workers: Workers = 1
     remainder_gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
     gpu_types: Annotated[tuple[Id, ...], Meta(max_length=64)] = ()
     cpu_milli: Amount = 0
@@ -126,9 +134,9 @@ Command = Cancel | Hold | Release | Reprioritise
 class Origin(Message, frozen=True, kw_only=True):
     """Where an input was first written."""
 
-    topic: str
-    partition: int
-    offset: int
+    topic: Annotated[str, Meta(min_length=1, max_length=249)]
+    partition: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    offset: Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class PoolJob(Message, frozen=True, kw_only=True):
@@ -138,7 +146,7 @@ class PoolJob(Message, frozen=True, kw_only=True):
     origin: Origin
     arrival: JobArrival | None = None
     command: Command | None = None
-    traceparent: str | None = None
+    traceparent: Traceparent | None = None
 
 
 # ── jobs.completions ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,13 +177,13 @@ class Progress(RunReport, frozen=True, kw_only=True, tag="progress"):
 class Completed(RunReport, frozen=True, kw_only=True, tag="completed"):
     """The job ended by itself. A process that exits 0 because it was told to stop is `preempted` or `released`."""
 
-    exit_code: int = 0
+    exit_code: ExitCode = 0
 
 
 class Failed(RunReport, frozen=True, kw_only=True, tag="failed"):
     """The job ended by its own fault, or (`retryable`) by that of a node or the network."""
 
-    exit_code: int | None = None
+    exit_code: ExitCode | None = None
     reason: Text = ""
     retryable: bool = False
 
@@ -207,9 +215,7 @@ class GpuSample(Message, frozen=True, kw_only=True):
     """One device. Field names and units are DCGM's: utilisation in percent, framebuffer in MiB, power in W."""
 
     gpu: GpuIndex
-    utilization: Annotated[float, Meta(ge=0, le=100)] | None = field(
-        name="DCGM_FI_DEV_GPU_UTIL", default=None
-    )
+    utilization: Annotated[float, Meta(ge=0, le=100)] | None = field(name="DCGM_FI_DEV_GPU_UTIL", default=None)
     framebuffer_used: Amount | None = field(name="DCGM_FI_DEV_FB_USED", default=None)
     framebuffer_free: Amount | None = field(name="DCGM_FI_DEV_FB_FREE", default=None)
     power_usage: Annotated[float, Meta(ge=0)] | None = field(name="DCGM_FI_DEV_POWER_USAGE", default=None)
@@ -348,20 +354,23 @@ class JournalRecord(Message, frozen=True, kw_only=True):
 # ── dead.letters ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+RefusalCode = Literal[
+    "malformed",
+    "invalid",
+    "too-large",
+    "unknown-pool",
+    "wrong-partition",
+    "conflict",
+    "unknown-job",
+    "unknown-node",
+    "not-applicable",
+]
+
+
 class DeadLetter(Message, frozen=True, kw_only=True):
     """An input that was refused: why, where it was, and its bytes (base64 in JSON)."""
 
-    code: Literal[
-        "malformed",
-        "invalid",
-        "too-large",
-        "unknown-pool",
-        "wrong-partition",
-        "conflict",
-        "unknown-job",
-        "unknown-node",
-        "not-applicable",
-    ]
+    code: RefusalCode
     detail: str
     origin: Origin
     time: EpochSeconds
