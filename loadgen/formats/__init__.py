@@ -1,0 +1,21 @@
+"""Trace formats. Each module says by the content of a file whether it is its own, and reads it.
+
+To add one: a module with a `FORMAT` that has the shape of `base.Format`, and its entry in `FORMATS`. More specific
+formats come first.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from . import helios_csv, neutral_csv, philly_csv
+from .base import Format, Head
+
+FORMATS: Final[tuple[Format, ...]] = (
+    philly_csv.FORMAT,
+    helios_csv.OFFICIAL,
+    helios_csv.DERIVED,
+    neutral_csv.FORMAT,
+)
+
+__all__ = ["FORMATS", "Format", "Head"]

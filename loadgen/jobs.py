@@ -1,0 +1,92 @@
+"""A job as a trace tells it, how it becomes a gang of workers, and the rows that could not be used."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from msgspec import Struct
+
+from streamsched.errors import UserError
+
+GPUS_PER_NODE: Final = 8
+LINES_KEPT: Final = 20
+"""Line numbers kept per kind of refused row; all of them are counted."""
+MAX_GPUS: Final = 100_000
+"""More GPUs than the contract of `jobs.arrivals` takes; such a request is an error in the trace."""
+
+
+class TraceJob(Struct, frozen=True, kw_only=True):
+    """One job of a trace. `index` is its place in the whole trace by (submit time, order in the file)."""
+
+    submit_s: float
+    """Epoch seconds. Zoneless local times are read as if they were UTC: gaps are kept, the absolute hour is local."""
+    duration_s: float
+    gpus: int
+    line: int
+    tenant: str = "default"
+    clamped: bool = False
+    """`duration_s` is a lower bound: whoever made the file, or `--max-duration-s`, cut it."""
+    index: int = -1
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Rows that are not used: how many of each kind, and the first lines they are on."""
+
+    count: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, kind: str, line: int) -> None:
+        self.count[kind] = self.count.get(kind, 0) + 1
+        kept = self.lines.setdefault(kind, [])
+        if len(kept) < LINES_KEPT:
+            kept.append(line)
+
+    @property
+    def total(self) -> int:
+        return sum(self.count.values())
+
+    def describe(self) -> str:
+        """`3 bad-time (lines 4, 9, 12), 1 cpu-job (line 7)`, or `none`."""
+        return ", ".join(self._describe_kind(kind) for kind in sorted(self.count)) or "none"
+
+    def _describe_kind(self, kind: str) -> str:
+        lines, count = self.lines[kind], self.count[kind]
+        more = ", ..." if count > len(lines) else ""
+        return f"{count} {kind} (line{'s' if count > 1 else ''} {', '.join(map(str, lines))}{more})"
+
+
+class Gang(Struct, frozen=True):
+    """How `gpus` are asked for: `workers` workers of `gpus_per_worker`, and one more of `remainder_gpus` if not 0."""
+
+    workers: int
+    gpus_per_worker: int
+    remainder_gpus: int = 0
+
+
+def gang_of(gpus: int, gpus_per_node: int = GPUS_PER_NODE) -> Gang:
+    """A job that fits one node is one worker; a larger one takes whole nodes, the rest on one more."""
+    if gpus <= gpus_per_node:
+        return Gang(1, gpus)
+    return Gang(gpus // gpus_per_node, gpus_per_node, gpus % gpus_per_node)
+
+
+def tenant_name(text: str) -> str:
+    """The contract's alphabet for ids; other characters become `-`."""
+    cleaned = re.sub(r"[^A-Za-z0-9._:/@+-]+", "-", text.strip()).lstrip("._:/@+-")[:253]
+    return cleaned or "default"
+
+
+def parse_moment(text: str) -> float:
+    """Epoch seconds of an option such as 2017-10-02 or 2017-10-02T12:00:00; without an offset it is read as UTC."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            raise UserError(f"{text!r} is not a time: expected 2017-10-02, 2017-10-02T12:00:00 or epoch seconds") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
