@@ -7,6 +7,8 @@ from msgspec import Struct
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
     policy: str = "fcfs"
+    priority_classes: dict[str, int] = {"low": -1, "normal": 0, "high": 1}
+    """Jobs of a higher class go first whatever their score; a name that is not here counts as 0."""
     window_jobs: int = 64
     """Jobs per MILP at most."""
     lease_s: float = 60.0

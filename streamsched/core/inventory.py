@@ -78,9 +78,7 @@ class Inventory:
         if slots < spec.workers:
             return _too_few(spec, types, slots)
         if spec.remainder_gpus and slots == spec.workers and not any(_remainder_fits(c, spec) for c in types):
-            return (
-                f"gpus: no room for the worker of {spec.remainder_gpus} GPUs beside {spec.workers} full ones"
-            )
+            return f"gpus: no room for the worker of {spec.remainder_gpus} GPUs beside {spec.workers} full ones"
         return None
 
 
@@ -103,9 +101,7 @@ def _node_class(key: NodeKey, node_ids: tuple[str, ...]) -> NodeClass:
 def _slots(capability: Capability, spec: JobSpec) -> int:
     """Workers of the job that an empty node with this capability takes."""
     _, gpus, cpu, memory = capability
-    slots = (
-        gpus * (WHOLE_GPU // spec.gpu_milli) if spec.gpu_milli < WHOLE_GPU else gpus // spec.gpus_per_worker
-    )
+    slots = gpus * (WHOLE_GPU // spec.gpu_milli) if spec.gpu_milli < WHOLE_GPU else gpus // spec.gpus_per_worker
     if cpu and spec.cpu_milli:
         slots = min(slots, cpu // spec.cpu_milli)
     if memory and spec.memory_mib:
@@ -130,7 +126,5 @@ def _too_few(spec: JobSpec, types: list[Capability], slots: int) -> str:
     if spec.cpu_milli and all(cpu and cpu < spec.cpu_milli for _, _, cpu, _ in types):
         return f"cpu: a worker needs {spec.cpu_milli} milli-cores, the largest node has {max(c[2] for c in types)}"
     if spec.memory_mib and all(memory and memory < spec.memory_mib for _, _, _, memory in types):
-        return (
-            f"memory: a worker needs {spec.memory_mib} MiB, the largest node has {max(c[3] for c in types)}"
-        )
+        return f"memory: a worker needs {spec.memory_mib} MiB, the largest node has {max(c[3] for c in types)}"
     return f"gpus: {spec.workers} workers are needed, all nodes together could hold {slots}"

@@ -22,9 +22,7 @@ class JobState(enum.StrEnum):
 
     QUEUED = "queued"
     HELD = "held"
-    UNFIT = (
-        "unfit"  # no set of nodes of this pool could ever hold it; looked at again when the inventory grows
-    )
+    UNFIT = "unfit"  # no set of nodes of this pool could ever hold it; looked at again when the inventory grows
     PLACED = "placed"  # a placement was decided, no `started` yet
     RUNNING = "running"
     STOPPING = "stopping"  # told to stop; its GPUs are held until the executor says they are released
@@ -49,7 +47,6 @@ class NodeState(enum.StrEnum):
     UP = "up"
     CORDONED = "cordoned"  # keeps its runs, takes no new ones
     DRAINING = "draining"  # as cordoned, and its preemptible runs are told to stop
-    LOST = "lost"
     QUARANTINED = "quarantined"  # refused too often; takes no new runs for a while
 
 
@@ -113,7 +110,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def chunks(self) -> tuple[tuple[int, int], ...]:
         """((GPUs of one worker, number of such workers), ...), largest first."""
         whole = ((self.gpus_per_worker, self.workers),)
-        return whole + ((self.remainder_gpus, 1),) if self.remainder_gpus else whole
+        return (*whole, (self.remainder_gpus, 1)) if self.remainder_gpus else whole
 
 
 class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -147,6 +144,9 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attained_gpu_s: float = 0.0
     """GPU-seconds used by ended runs."""
     preemptions: int = 0
+    priority_class: str | None = None
+    """Set by `reprioritise`; None: as in the spec."""
+    weight: float | None = None
 
 
 class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -171,6 +171,8 @@ class Run(Struct, frozen=True, kw_only=True, omit_defaults=True):
     lease_until: float
     """No `started` by then: it is revoked."""
     started_at: float | None = None
+    lost_at: float | None = None
+    """When a node of it was found lost."""
     stop_at: float | None = None
     """When it was told to stop; a completion before that is a genuine one."""
     last_checkpoint_at: float | None = None

@@ -1,7 +1,7 @@
 """One node: what it declared, whether it can be used, and who holds which of its devices.
 
-The devices are accounted in integer thousandths, so that any sequence of taking and giving back is exact. Usage is never
-stored: it is what the runs hold (`Run.allocations`), taken again when a state is loaded.
+The devices are accounted in integer thousandths, so that any sequence of taking and giving back is exact. Usage is
+never stored: it is what the runs hold (`Run.allocations`), taken again when a state is loaded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: NodeState = NodeState.UP
     capacity: int = 0
     """GPUs usable now; at most `spec.gpus`."""
+    lost: bool = False
+    """Silent for too long, or said to be gone; what an operator or a quarantine said of it (`state`) outlives that."""
     until: float = 0.0
     """End of a quarantine, UTC epoch seconds."""
     refused: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class Node:
 
     @property
     def usable(self) -> bool:
-        return self.record.state is NodeState.UP
+        return self.record.state is NodeState.UP and not self.record.lost
 
     def free_gpus(self) -> int:
         """Whole devices that can be given away now. A node that shrank while full gives none until enough are back."""
@@ -76,14 +78,15 @@ class Node:
         return tuple(sorted(free for free in self.free_milli[: self.record.capacity] if 0 < free < WHOLE_GPU))
 
     def fits(self, gpus: int, gpu_milli: int, cpu_milli: int, memory_mib: int) -> bool:
-        """Whether one worker of this size can be placed here now."""
+        """Whether this much can be placed here now; with `gpu_milli` < 1000, that many shares, each on one device."""
         if self.spec.cpu_milli and cpu_milli > self.free_cpu_milli:
             return False
         if self.spec.memory_mib and memory_mib > self.free_memory_mib:
             return False
         if gpu_milli == WHOLE_GPU:
             return self.free_gpus() >= gpus
-        return any(share >= gpu_milli for share in self.shares()) or self.free_gpus() >= 1
+        slots = sum(share // gpu_milli for share in self.shares()) + self.free_gpus() * (WHOLE_GPU // gpu_milli)
+        return slots >= gpus
 
     def pick(self, gpus: int, gpu_milli: int) -> tuple[int, ...]:
         """Devices for one worker: the lowest idle ones, or for a share the fullest device that still has room."""

@@ -1,4 +1,4 @@
-"""What a window's solver is given and what it answers. Plain data: it crosses process borders and goes into support dumps.
+"""What a window's solver is given and what it answers. Plain data: it crosses process borders and goes into dumps.
 
 Nodes that are interchangeable in the window are one `NodeClass`, so that neither the message nor the model grows with
 the number of nodes.

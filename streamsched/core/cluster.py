@@ -1,0 +1,842 @@
+"""The state of one pool and the only place that changes it.
+
+Theory of operation. `handle(event, now)` folds one event into the state and returns instructions. It is a function of
+the state, the event and `now` alone: folding the same journal gives the same state in any process. Time never goes
+back: `now` is raised to the latest time seen.
+
+What is stored (Redis, snapshots) is: `jobs`, `runs`, node records and `meta`. Everything else (queue order, free
+devices, class index, leases) follows from those and is rebuilt by `load`.
+
+A job is tried as a *run*, named by its placement id. Runs hold devices from `Place` until the executor has said that
+they ended, or the node is known to be fenced. Reports name the run; a report of a run that is not there any more is
+absorbed. This is what makes late, duplicate and reordered reports harmless.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from . import events as ev
+from .commit import why_not_placeable
+from .config import SchedulerConfig
+from .errors import BrokenInvariant
+from .instructions import Absorb, Instruction, Place, Preempt, Refuse, Revoke, SolveWindow, Why
+from .inventory import Inventory
+from .lifecycle import END_OF_STOP, Trigger, next_state
+from .model import (
+    TERMINAL,
+    WHOLE_GPU,
+    Allocation,
+    Job,
+    JobSpec,
+    JobState,
+    NodeState,
+    Run,
+    RunState,
+)
+from .node import Node, NodeRecord
+from .problem import Assignment
+from .window import Ranker, Window, build
+
+_STORY_LENGTH = 10_000
+"""Transitions kept in memory to tell the story of a job in an error."""
+
+
+class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The stored scalars of a pool."""
+
+    epoch: int = 0
+    now: float = 0.0
+    next_seq: int = 0
+    config: SchedulerConfig = SchedulerConfig()
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """What a batch of events changed, as the store needs it. A value of None means: gone."""
+
+    jobs: dict[str, Job | None]
+    runs: dict[str, Run | None]
+    nodes: dict[str, NodeRecord | None]
+    meta: Meta
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.runs or self.nodes)
+
+
+class ClusterState:
+    """One pool. See the module's docstring; `ranker` None folds events without building problems (replay)."""
+
+    def __init__(self, pool: str, config: SchedulerConfig | None = None, ranker: Ranker | None = None) -> None:
+        self.pool = pool
+        self.config = config or SchedulerConfig()
+        self.ranker = ranker
+        self.epoch = 0
+        self.now = 0.0
+        self.next_seq = 0
+        self.jobs: dict[str, Job] = {}
+        self.runs: dict[str, Run] = {}
+        self.inventory = Inventory()
+        self.windows = 0
+        """Windows opened by this process; only names them."""
+        self.window: Window | None = None
+        """The last window opened; not stored, since a solution is checked at commit whatever window it is of."""
+        self._queued: dict[str, None] = {}
+        self._unfit: dict[str, None] = {}
+        self._leases: dict[str, float] = {}
+        """Runs that wait for their `started`."""
+        self._lost_runs: dict[str, None] = {}
+        """Runs on nodes thought lost whose jobs have not been queued again yet."""
+        self._quarantined: dict[str, float] = {}
+        """Nodes in quarantine and its end."""
+        self._finished: dict[str, float] = {}
+        """Finished jobs and when, oldest first."""
+        self._inventory_changed = False
+        self._changed_jobs: set[str] = set()
+        self._changed_runs: set[str] = set()
+        self._changed_nodes: set[str] = set()
+        self._story: deque[tuple[float, str, str]] = deque(maxlen=_STORY_LENGTH)
+        self._out: list[Instruction] = []
+
+    # ── the entry ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, event: ev.CoreEvent, now: float) -> list[Instruction]:
+        """Fold one event; returns what is to be done, in order."""
+        self.now = max(self.now, now)
+        self._out = []
+        _HANDLERS[type(event)](self, event)
+        return self._out
+
+    # ── jobs and commands ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _job_arrived(self, event: ev.JobArrived) -> None:
+        spec = event.spec
+        known = self.jobs.get(spec.job_id)
+        if known is not None:
+            if _same_request(known.spec, spec):
+                self._absorb("duplicate-job", spec.job_id)
+            else:
+                self._refuse("conflict", f"job {spec.job_id} exists with another specification; use another id")
+            return
+        why = self.inventory.never_fits(spec)
+        job = Job(
+            spec=spec,
+            seq=self.next_seq,
+            state=JobState.UNFIT if why else JobState.QUEUED,
+            queued_at=self.now,
+            reason=f"can never fit: {why}" if why else "",
+        )
+        self.next_seq += 1
+        self._put_job(job)
+
+    def _cancel(self, event: ev.CancelRequested) -> None:
+        job = self._commanded(event)
+        if job is None:
+            return
+        if job.state in TERMINAL:
+            self._absorb("already-ended", f"job {event.job_id} is {job.state}")
+        elif job.state is JobState.STOPPING:
+            self._put_job(replace(job, then=JobState.CANCELLED, reason="cancelled", command_offset=event.offset))
+        elif job.placement_id is not None:
+            job = replace(job, command_offset=event.offset)
+            self._stop(job, Revoke, "cancelled", then=JobState.CANCELLED)
+        else:
+            self._move(job, Trigger.CANCEL, reason="cancelled", command_offset=event.offset)
+
+    def _hold(self, event: ev.HoldRequested) -> None:
+        job = self._commanded(event)
+        if job is None:
+            return
+        if job.state in (JobState.QUEUED, JobState.UNFIT):
+            self._move(job, Trigger.HOLD, reason="held", command_offset=event.offset)
+        elif job.state is JobState.STOPPING and job.then is JobState.QUEUED:
+            self._put_job(replace(job, then=JobState.HELD, command_offset=event.offset))
+        elif job.state is JobState.HELD:
+            self._absorb("already-held", event.job_id)
+        else:
+            self._refuse("not-applicable", f"job {event.job_id} is {job.state}: only a waiting job can be held")
+
+    def _release(self, event: ev.ReleaseRequested) -> None:
+        job = self._commanded(event)
+        if job is None:
+            return
+        if job.state is JobState.HELD:
+            self._move(job, Trigger.RELEASE, reason="", command_offset=event.offset, queued_at=self.now)
+            self._judge_fit(event.job_id)
+        elif job.state is JobState.STOPPING and job.then is JobState.HELD:
+            self._put_job(replace(job, then=JobState.QUEUED, command_offset=event.offset))
+        else:
+            self._refuse("not-applicable", f"job {event.job_id} is {job.state}, not held")
+
+    def _reprioritise(self, event: ev.ReprioritiseRequested) -> None:
+        job = self._commanded(event)
+        if job is None:
+            return
+        if job.state in TERMINAL:
+            self._refuse("not-applicable", f"job {event.job_id} is {job.state}")
+            return
+        self._put_job(
+            replace(
+                job,
+                priority_class=event.priority_class or job.priority_class,
+                weight=event.weight if event.weight is not None else job.weight,
+                command_offset=event.offset,
+            )
+        )
+
+    def _commanded(
+        self, event: ev.CancelRequested | ev.HoldRequested | ev.ReleaseRequested | ev.ReprioritiseRequested
+    ) -> Job | None:
+        """The job a command is for, or None when the command was refused or has been applied before."""
+        job = self.jobs.get(event.job_id)
+        if job is None:
+            self._refuse("unknown-job", f"no job {event.job_id} in pool {self.pool}")
+            return None
+        if 0 <= event.offset <= job.command_offset:
+            self._absorb("duplicate-command", event.job_id)
+            return None
+        return job
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run_of(self, event: Any) -> Run | None:
+        """The run that a report names; absorbs the report when the run has ended or the names do not match."""
+        run = self.runs.get(event.placement_id)
+        if run is None:
+            self._absorb("stale-run", f"{type(event).__name__} of {event.placement_id}, which is not there (any more)")
+        elif run.job_id != event.job_id:
+            self._refuse("invalid", f"placement {event.placement_id} is of job {run.job_id}, not {event.job_id}")
+            return None
+        return run
+
+    def _run_started(self, event: ev.RunStarted) -> None:
+        run = self._run_of(event)
+        if run is None:
+            return
+        if run.started_at is not None:
+            self._absorb("duplicate-start", run.placement_id)
+            return
+        run = self._put_run(replace(run, started_at=min(event.time, self.now)))
+        if run.state is not RunState.PLACED:
+            self._absorb("late-start", f"{run.placement_id} is {run.state}")
+            return
+        self._put_run(replace(run, state=RunState.RUNNING))
+        self._move(self.jobs[run.job_id], Trigger.START, reason="", refusals=0, refused_by=())
+        for allocation in run.allocations:
+            self._forget_refusals(allocation.node_id)
+
+    def _run_progressed(self, event: ev.RunProgressed) -> None:
+        run = self._run_of(event)
+        if run is None:
+            return
+        if event.checkpointed:
+            self._put_run(replace(run, last_checkpoint_at=event.time))
+        job = self.jobs.get(run.job_id)
+        if event.fraction is not None and job is not None and job.placement_id == run.placement_id:
+            self._put_job(replace(job, progress=event.fraction))
+
+    def _run_completed(self, event: ev.RunCompleted) -> None:
+        run = self._run_of(event)
+        if run is None:
+            return
+        self._end_run(run)
+        if run.stop_at is not None and event.time > run.stop_at and run.state is RunState.STOPPING:
+            # It was told to stop and then its process ended: that is the stop, not the job's end.
+            self._after_stop(run)
+        elif event.exit_code:
+            self._finish(run, Trigger.FAIL, f"exit code {event.exit_code}", event.exit_code)
+        else:
+            self._finish(run, Trigger.COMPLETE, "", 0)
+
+    def _run_failed(self, event: ev.RunFailed) -> None:
+        run = self._run_of(event)
+        if run is None:
+            return
+        self._end_run(run)
+        if run.state is RunState.STOPPING:
+            self._after_stop(run)
+        elif event.retryable:
+            self._requeue(run, event.reason or "failed, not by its own fault", backoff=True)
+        else:
+            self._finish(run, Trigger.FAIL, event.reason or f"exit code {event.exit_code}", event.exit_code)
+
+    def _run_preempted(self, event: ev.RunPreempted) -> None:
+        run = self._run_of(event)
+        if run is not None:
+            self._end_run(run)
+            self._after_stop(run)
+
+    def _run_rejected(self, event: ev.RunRejected) -> None:
+        run = self._run_of(event)
+        if run is None:
+            return
+        nodes = (event.node_id,) if event.node_id else tuple(a.node_id for a in run.allocations)
+        self._end_run(run)
+        if run.state is RunState.STOPPING:
+            self._after_stop(run)
+            return
+        if len(set(nodes)) == 1:
+            self._count_refusal(nodes[0], run.job_id)
+        job = self.jobs[run.job_id]
+        if job.placement_id == run.placement_id:
+            self._put_job(replace(job, refused_by=tuple(sorted({*job.refused_by, *nodes}))))
+            self._requeue(run, f"refused by {', '.join(sorted(set(nodes)))}: {event.reason or 'no reason given'}", True)
+
+    def _run_released(self, event: ev.RunReleased) -> None:
+        run = self._run_of(event)
+        if run is None:
+            return
+        gone = frozenset(event.node_ids)
+        left = tuple(a for a in run.allocations if gone and a.node_id not in gone)
+        if len(left) == len(run.allocations):
+            self._absorb("not-held", f"{run.placement_id} holds nothing on {', '.join(sorted(gone))}")
+        elif left:
+            self._give_back(run, [a for a in run.allocations if a.node_id in gone])
+            self._put_run(replace(run, allocations=left))
+        else:
+            self._end_run(run)
+            self._after_stop(run)
+
+    # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _node_joined(self, event: ev.NodeJoined) -> None:
+        spec = event.spec
+        node = self.inventory.nodes.get(spec.node_id)
+        if node is None:
+            self.inventory.add(Node(NodeRecord(spec=spec, capacity=spec.gpus)))
+            self._inventory_changed = True
+            self._changed_nodes.add(spec.node_id)
+            return
+        record = replace(node.record, spec=spec, capacity=spec.gpus, lost=False)
+        if record == node.record:
+            self._absorb("known-node", spec.node_id)
+            return
+        self._inventory_changed = True
+        self._set_node(node, record)
+        self._revive_runs(node)
+
+    def _node_capacity(self, event: ev.NodeCapacityChanged) -> None:
+        node = self._node_of(event.node_id)
+        if node is None:
+            return
+        spec = replace(node.spec, gpus=max(node.spec.gpus, event.gpus))
+        self._inventory_changed = True
+        self._set_node(node, replace(node.record, spec=spec, capacity=event.gpus))
+
+    def _node_heard(self, event: ev.NodeHeard) -> None:
+        node = self._node_of(event.node_id)
+        if node is not None and node.record.lost:
+            self._set_node(node, replace(node.record, lost=False))
+            self._revive_runs(node)
+
+    def _node_cordoned(self, event: ev.NodeCordoned) -> None:
+        self._mark_node(event.node_id, NodeState.CORDONED)
+
+    def _node_uncordoned(self, event: ev.NodeUncordoned) -> None:
+        self._mark_node(event.node_id, NodeState.UP)
+
+    def _node_drained(self, event: ev.NodeDrained) -> None:
+        node = self._mark_node(event.node_id, NodeState.DRAINING)
+        for placement_id in sorted(node.run_ids) if node else ():
+            run = self.runs[placement_id]
+            job = self.jobs[run.job_id]
+            if job.spec.preemptible and job.placement_id == placement_id and run.stop_at is None:
+                self._stop(job, Preempt, f"node {event.node_id} is drained", then=JobState.QUEUED)
+
+    def _mark_node(self, node_id: str, state: NodeState) -> Node | None:
+        node = self._node_of(node_id)
+        if node is None:
+            return None
+        if node.record.state is state:
+            self._absorb("no-change", f"node {node_id} is {node.record.state}")
+            return None
+        self._set_node(node, replace(node.record, state=state, until=0.0))
+        return node
+
+    def _node_lost(self, event: ev.NodeLost) -> None:
+        node = self._node_of(event.node_id)
+        if node is None:
+            return
+        if not node.record.lost:
+            self._set_node(node, replace(node.record, lost=True))
+        elif not event.fenced:
+            self._absorb("no-change", f"node {event.node_id} is lost already")
+        for placement_id in sorted(node.run_ids):
+            run = self.runs[placement_id]
+            if event.fenced:
+                self._lose_members(run, event.node_id)
+            elif run.state in (RunState.PLACED, RunState.RUNNING):
+                self._put_run(replace(run, state=RunState.LOST, lost_at=self.now))
+
+    def _lose_members(self, run: Run, node_id: str) -> None:
+        """The members of a gang on a fenced node are certainly gone; the rest of the gang is told to stop."""
+        left = tuple(a for a in run.allocations if a.node_id != node_id)
+        reason = f"node {node_id} is lost"
+        if not left:
+            self._end_run(run)
+            if run.stop_at is not None:
+                self._after_stop(run)
+            else:
+                self._requeue(run, reason, backoff=False)
+            return
+        self._give_back(run, [a for a in run.allocations if a.node_id == node_id])
+        run = self._put_run(replace(run, allocations=left))
+        job = self.jobs[run.job_id]
+        if run.stop_at is None and job.placement_id == run.placement_id:
+            self._stop(job, Revoke, reason, then=JobState.QUEUED)
+
+    def _revive_runs(self, node: Node) -> None:
+        """A node thought lost is there: its runs go on, unless they were given up meanwhile."""
+        for placement_id in sorted(node.run_ids):
+            run = self.runs[placement_id]
+            if run.state is not RunState.LOST or run.stop_at is not None:
+                continue
+            if any(self.inventory.nodes[a.node_id].record.lost for a in run.allocations):
+                continue
+            state = RunState.PLACED if run.started_at is None else RunState.RUNNING
+            lease = self.now + self.config.lease_s if state is RunState.PLACED else run.lease_until
+            self._put_run(replace(run, state=state, lost_at=None, lease_until=lease))
+            job = self.jobs[run.job_id]
+            if state is RunState.RUNNING and job.state is JobState.PLACED:
+                self._move(job, Trigger.START, reason="", refusals=0, refused_by=())
+
+    def _node_of(self, node_id: str) -> Node | None:
+        node = self.inventory.nodes.get(node_id)
+        if node is None:
+            self._refuse("unknown-node", f"no node {node_id} in pool {self.pool}: it has to join first")
+        return node
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _epoch_started(self, event: ev.EpochStarted) -> None:
+        if event.epoch <= self.epoch:
+            raise BrokenInvariant(f"pool {self.pool}: epoch {event.epoch} after {self.epoch}")
+        self.epoch = event.epoch
+        self.config = event.config
+        self._inventory_changed = True
+
+    def _window_elapsed(self, event: ev.WindowElapsed) -> None:
+        self._expire_leases()
+        self._give_up_lost_runs()
+        self._end_quarantines()
+        self._forget_finished()
+        if self._inventory_changed:
+            self._inventory_changed = False
+            for job_id in [*self._unfit, *self._queued]:
+                self._judge_fit(job_id)
+        if self.ranker is not None and self._queued:
+            self.windows += 1
+            self.window = build(self, self.ranker, self.windows, self.now)
+            if self.window.problem.candidates:
+                self._out.append(SolveWindow(problem=self.window.problem))
+
+    def _expire_leases(self) -> None:
+        for placement_id in sorted(p for p, until in self._leases.items() if until < self.now):
+            run = self.runs[placement_id]
+            job = self.jobs[run.job_id]
+            self._stop(job, Revoke, "not started within its lease", then=JobState.QUEUED)
+
+    def _give_up_lost_runs(self) -> None:
+        for placement_id in sorted(self._lost_runs):
+            run = self.runs[placement_id]
+            if run.lost_at is None or self.now - run.lost_at < self.config.lost_grace_s:
+                continue
+            job = self.jobs[run.job_id]
+            self._put_run(replace(run, stop_at=self.now))
+            self._decide(Revoke, run, "a node of it is lost")
+            if job.placement_id == placement_id:
+                self._requeue(run, "a node of it was lost", backoff=False)
+
+    def _end_quarantines(self) -> None:
+        for node_id in sorted(node_id for node_id, until in self._quarantined.items() if until <= self.now):
+            node = self.inventory.nodes[node_id]
+            self._set_node(node, replace(node.record, state=NodeState.UP, until=0.0, refused=()))
+
+    def _forget_finished(self) -> None:
+        """Finished jobs are remembered for a while (their ids tell duplicates), then forgotten: O(forgotten)."""
+        keep_from = self.now - self.config.finished_keep_s
+        old = list(takewhile(lambda job_id: self._finished[job_id] < keep_from, self._finished))
+        if not old:
+            return
+        still_held = {run.job_id for run in self.runs.values()}
+        for job_id in old:
+            if job_id not in still_held:
+                del self.jobs[job_id], self._finished[job_id]
+                self._changed_jobs.add(job_id)
+
+    def _judge_fit(self, job_id: str) -> None:
+        job = self.jobs[job_id]
+        why = self.inventory.never_fits(job.spec)
+        if job.state is JobState.UNFIT and not why:
+            self._move(job, Trigger.FIT, reason="")
+        elif job.state is JobState.QUEUED and why:
+            self._move(job, Trigger.UNFIT, reason=f"can never fit: {why}")
+
+    # ── solutions ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _window_solved(self, event: ev.WindowSolved) -> None:
+        """Commit a solution, job by job, against the state as it is now; what does not hold any more is left out."""
+        solution = event.solution
+        for assignment in solution.assignments:
+            why = why_not_placeable(self, assignment)
+            if why:
+                self._absorb("stale-assignment", why)
+                continue
+            self._place(
+                assignment,
+                Why(
+                    policy=solution.policy,
+                    score=assignment.score,
+                    solver=solution.status,
+                    gap=solution.gap,
+                    window=solution.window,
+                ),
+            )
+
+    def _place(self, assignment: Assignment, why: Why) -> None:
+        job = self.jobs[assignment.job_id]
+        spec, attempt = job.spec, job.attempt + 1
+        placement_id = f"{spec.job_id}:{job.seq}:{attempt}"
+        allocations = []
+        for node_id, gpus in assignment.workers:
+            node = self.inventory.nodes[node_id]
+            allocation = Allocation(
+                node_id=node_id,
+                gpus=node.pick(gpus, spec.gpu_milli),
+                gpu_milli=spec.gpu_milli,
+                cpu_milli=spec.cpu_milli,
+                memory_mib=spec.memory_mib,
+            )
+            node.take(placement_id, allocation)
+            allocations.append(allocation)
+        for node_id in dict.fromkeys(node_id for node_id, _ in assignment.workers):
+            self.inventory.refile(self.inventory.nodes[node_id])
+        run = Run(
+            placement_id=placement_id,
+            job_id=spec.job_id,
+            attempt=attempt,
+            allocations=tuple(allocations),
+            state=RunState.PLACED,
+            placed_at=self.now,
+            lease_until=self.now + self.config.lease_s,
+        )
+        self._put_run(run)
+        self._move(job, Trigger.PLACE, attempt=attempt, placement_id=placement_id, reason="", then=None)
+        self._out.append(
+            Place(
+                placement_id=placement_id,
+                job_id=spec.job_id,
+                attempt=attempt,
+                allocations=run.allocations,
+                lease_until=run.lease_until,
+                why=why,
+                labels=spec.labels,
+                tenant=spec.tenant,
+                traceparent=spec.traceparent,
+            )
+        )
+
+    # ── ends and stops ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stop(self, job: Job, how: type[Preempt] | type[Revoke], reason: str, then: JobState) -> None:
+        """Tell the job's run to stop; its GPUs stay held until the executor says that they are free."""
+        if job.placement_id is None:
+            raise BrokenInvariant(f"job {job.spec.job_id} has no run to stop\n{self.story(job.spec.job_id)}")
+        run = self.runs[job.placement_id]
+        state = RunState.LOST if run.state is RunState.LOST else RunState.STOPPING
+        run = self._put_run(replace(run, state=state, stop_at=self.now))
+        self._decide(how, run, reason)
+        self._move(job, Trigger.STOP, then=then, reason=reason)
+
+    def _decide(self, how: type[Preempt] | type[Revoke], run: Run, reason: str) -> None:
+        self._out.append(how(placement_id=run.placement_id, job_id=run.job_id, attempt=run.attempt, reason=reason))
+
+    def _end_run(self, run: Run) -> None:
+        """Nothing of the run is left: its GPUs are free. Its job is the caller's to move."""
+        self._give_back(run, run.allocations)
+        del self.runs[run.placement_id]
+        self._leases.pop(run.placement_id, None)
+        self._lost_runs.pop(run.placement_id, None)
+        self._changed_runs.add(run.placement_id)
+        job = self.jobs[run.job_id]
+        used = 0.0
+        if run.started_at is not None:
+            gpu_milli = sum(len(a.gpus) * a.gpu_milli for a in run.allocations)
+            used = max(0.0, self.now - run.started_at) * gpu_milli / WHOLE_GPU
+        ended = job.state in TERMINAL and job.placement_id == run.placement_id
+        placement_id = None if ended else job.placement_id
+        self._put_job(replace(job, attained_gpu_s=job.attained_gpu_s + used, placement_id=placement_id))
+
+    def _give_back(self, run: Run, allocations: Iterable[Allocation]) -> None:
+        touched: dict[str, Node] = {}
+        for allocation in allocations:
+            node = touched.setdefault(allocation.node_id, self.inventory.nodes[allocation.node_id])
+            node.give_back(run.placement_id, allocation)
+        for node in touched.values():
+            self.inventory.refile(node)
+
+    def _after_stop(self, run: Run) -> None:
+        """The run has ended without an end of the job: the job goes where it was meant to."""
+        job = self.jobs[run.job_id]
+        if job.placement_id != run.placement_id:
+            return
+        if job.state is not JobState.STOPPING:
+            self._requeue(run, "its run was stopped by the executor", backoff=True)
+            return
+        then = job.then or JobState.QUEUED
+        if then is not JobState.QUEUED:
+            self._move(job, END_OF_STOP[then], placement_id=None, then=None)
+        else:
+            never_started = run.started_at is None
+            self._requeue(run, job.reason, backoff=never_started)
+
+    def _requeue(self, run: Run, reason: str, backoff: bool) -> None:
+        """Back into the queue with its place of arrival; after refusals not before a while has passed."""
+        job = self.jobs[run.job_id]
+        if job.placement_id != run.placement_id:
+            return
+        refusals = job.refusals + 1 if backoff else job.refusals
+        wait_s = (
+            min(self.config.backoff_max_s, self.config.backoff_s * 2.0 ** min(refusals - 1, 30)) if backoff else 0.0
+        )
+        self._move(
+            job,
+            Trigger.REQUEUE,
+            placement_id=None,
+            then=None,
+            reason=reason,
+            refusals=refusals,
+            refused_by=job.refused_by if self._another_node_left(job) else (),
+            not_before=self.now + wait_s,
+            queued_at=self.now,
+            preemptions=job.preemptions + (run.started_at is not None and run.stop_at is not None),
+        )
+        self._judge_fit(run.job_id)
+
+    def _another_node_left(self, job: Job) -> bool:
+        """Whether some node that has not refused the job could take it; if none, all are asked again after backoff."""
+        refused = set(job.refused_by)
+        return bool(refused) and any(
+            node.node_id not in refused
+            and node.record.capacity >= job.spec.gpus_per_worker
+            and (not job.spec.gpu_types or node.spec.gpu_type in job.spec.gpu_types)
+            for node in self.inventory
+        )
+
+    def _finish(self, run: Run, trigger: Trigger, reason: str, exit_code: int | None) -> None:
+        """The job has ended by itself. Another run of it (the first was thought lost) is told to stop."""
+        job = self.jobs[run.job_id]
+        if job.state in TERMINAL:
+            self._absorb("already-ended", f"job {run.job_id} is {job.state}")
+            return
+        # Its own run is over; a second one exists when the first was thought lost.
+        other = job.placement_id if job.placement_id != run.placement_id else None
+        if other is not None:
+            other_run = self.runs[other]
+            if other_run.stop_at is None:
+                other_run = self._put_run(replace(other_run, state=RunState.STOPPING, stop_at=self.now))
+                self._decide(Revoke, other_run, "another run of the job has ended")
+        self._move(job, trigger, reason=reason, exit_code=exit_code, placement_id=other, then=None)
+
+    # ── refusals by nodes ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _count_refusal(self, node_id: str, job_id: str) -> None:
+        """Only refusals of *different* jobs count against a node: one bad job must not take the nodes down."""
+        node = self.inventory.nodes.get(node_id)
+        if node is None or job_id in node.record.refused:
+            return
+        record = replace(node.record, refused=(*node.record.refused, job_id))
+        if len(record.refused) >= self.config.quarantine_after and record.state is NodeState.UP:
+            record = replace(record, state=NodeState.QUARANTINED, until=self.now + self.config.quarantine_s)
+        self._set_node(node, record)
+
+    def _forget_refusals(self, node_id: str) -> None:
+        node = self.inventory.nodes[node_id]
+        if node.record.refused:
+            self._set_node(node, replace(node.record, refused=()))
+
+    # ── writing the state ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _move(self, job: Job, trigger: Trigger, **changes: Any) -> None:
+        state = next_state(job, trigger)
+        if state in TERMINAL:
+            changes = {"ended_at": self.now, **changes}
+        self._story.append((self.now, job.spec.job_id, f"{job.state} -{trigger}-> {state}"))
+        self._put_job(replace(job, state=state, **changes))
+
+    def _put_job(self, job: Job) -> None:
+        job_id = job.spec.job_id
+        self.jobs[job_id] = job
+        self._changed_jobs.add(job_id)
+        self._file_job(job_id, job)
+
+    def _file_job(self, job_id: str, job: Job) -> None:
+        for state, index in ((JobState.QUEUED, self._queued), (JobState.UNFIT, self._unfit)):
+            if job.state is state:
+                index[job_id] = None
+            else:
+                index.pop(job_id, None)
+        if job.ended_at is not None:
+            self._finished.setdefault(job_id, job.ended_at)
+
+    def _put_run(self, run: Run) -> Run:
+        self.runs[run.placement_id] = run
+        self._changed_runs.add(run.placement_id)
+        self._file_run(run)
+        return run
+
+    def _file_run(self, run: Run) -> None:
+        if run.state is RunState.PLACED:
+            self._leases[run.placement_id] = run.lease_until
+        else:
+            self._leases.pop(run.placement_id, None)
+        if run.state is RunState.LOST and run.stop_at is None:
+            self._lost_runs[run.placement_id] = None
+        else:
+            self._lost_runs.pop(run.placement_id, None)
+
+    def _set_node(self, node: Node, record: NodeRecord) -> None:
+        node.adopt(record)
+        self.inventory.refile(node)
+        self._file_node(record)
+        self._changed_nodes.add(record.spec.node_id)
+
+    def _file_node(self, record: NodeRecord) -> None:
+        if record.state is NodeState.QUARANTINED:
+            self._quarantined[record.spec.node_id] = record.until
+        else:
+            self._quarantined.pop(record.spec.node_id, None)
+
+    def _refuse(self, code: str, detail: str) -> None:
+        self._out.append(Refuse(code=code, detail=detail))
+
+    def _absorb(self, code: str, detail: str) -> None:
+        self._out.append(Absorb(code=code, detail=detail))
+
+    # ── reading it ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def queued_jobs(self) -> list[Job]:
+        return [self.jobs[job_id] for job_id in self._queued]
+
+    def waiting(self) -> int:
+        """Jobs that a window could place."""
+        return len(self._queued)
+
+    def meta(self) -> Meta:
+        return Meta(epoch=self.epoch, now=self.now, next_seq=self.next_seq, config=self.config)
+
+    def story(self, job_id: str) -> str:
+        """The transitions of a job that are still in memory, oldest first."""
+        return "\n".join(f"{time:.3f} {text}" for time, name, text in self._story if name == job_id)
+
+    def take_changes(self) -> Changes:
+        """What changed since the last call."""
+        changes = Changes(
+            jobs={job_id: self.jobs.get(job_id) for job_id in sorted(self._changed_jobs)},
+            runs={run_id: self.runs.get(run_id) for run_id in sorted(self._changed_runs)},
+            nodes={node_id: self.inventory.nodes[node_id].record for node_id in sorted(self._changed_nodes)},
+            meta=self.meta(),
+        )
+        self._changed_jobs.clear()
+        self._changed_runs.clear()
+        self._changed_nodes.clear()
+        return changes
+
+    def everything(self) -> Changes:
+        """The whole stored state, in the form of changes against an empty one."""
+        return Changes(
+            jobs=dict(sorted(self.jobs.items())),
+            runs=dict(sorted(self.runs.items())),
+            nodes={node.node_id: node.record for node in sorted(self.inventory, key=lambda n: n.node_id)},
+            meta=self.meta(),
+        )
+
+    def load(self, stored: Changes) -> None:
+        """Take over a stored state; only for a new object."""
+        meta = stored.meta
+        self.epoch, self.now, self.next_seq, self.config = meta.epoch, meta.now, meta.next_seq, meta.config
+        for record in stored.nodes.values():
+            if record is not None:
+                self.inventory.add(Node(record))
+                self._file_node(record)
+        jobs = [job for job in stored.jobs.values() if job is not None]
+        for job in sorted(jobs, key=lambda job: job.seq):
+            self.jobs[job.spec.job_id] = job
+            self._file_job(job.spec.job_id, job)
+        self._finished = dict(sorted(self._finished.items(), key=lambda item: (item[1], item[0])))
+        runs = [run for run in stored.runs.values() if run is not None]
+        for run in sorted(runs, key=lambda run: (run.placed_at, run.placement_id)):
+            self.runs[run.placement_id] = run
+            self._file_run(run)
+            for allocation in run.allocations:
+                self.inventory.nodes[allocation.node_id].take(run.placement_id, allocation)
+        for node in self.inventory:
+            self.inventory.refile(node)
+        self._inventory_changed = True
+
+    def verify(self) -> None:
+        """Check every invariant of the whole state; raises BrokenInvariant with the story of the job concerned."""
+        for job in self.jobs.values():
+            run = self.runs.get(job.placement_id) if job.placement_id is not None else None
+            has_run = job.state in (JobState.PLACED, JobState.RUNNING, JobState.STOPPING)
+            if run is None and (has_run or job.placement_id is not None):
+                raise BrokenInvariant(
+                    f"job {job.spec.job_id} is {job.state} without a run\n{self.story(job.spec.job_id)}"
+                )
+            if not has_run and run is not None and job.state not in TERMINAL:
+                raise BrokenInvariant(f"job {job.spec.job_id} is {job.state} with a run\n{self.story(job.spec.job_id)}")
+            if (job.spec.job_id in self._queued) != (job.state is JobState.QUEUED):
+                raise BrokenInvariant(f"job {job.spec.job_id} is {job.state} and filed wrongly")
+        self._verify_devices()
+
+    def _verify_devices(self) -> None:
+        held: dict[str, list[int]] = {node.node_id: [WHOLE_GPU] * len(node.free_milli) for node in self.inventory}
+        for run in self.runs.values():
+            for allocation in run.allocations:
+                for gpu in allocation.gpus:
+                    held[allocation.node_id][gpu] -= allocation.gpu_milli
+                    if held[allocation.node_id][gpu] < 0:
+                        raise BrokenInvariant(
+                            f"GPU {gpu} of {allocation.node_id} has two owners\n{self.story(run.job_id)}"
+                        )
+        for node in self.inventory:
+            if node.free_milli != held[node.node_id] or node.free_gpus() < 0:
+                raise BrokenInvariant(f"node {node.node_id}: free {node.free_milli}, by the runs {held[node.node_id]}")
+            if node.key != node.class_key():
+                raise BrokenInvariant(f"node {node.node_id} is filed in a class that it has left")
+
+
+def _same_request(a: JobSpec, b: JobSpec) -> bool:
+    """Equal but for when and in which trace it was sent: a client that repeats itself has a new time."""
+    return replace(a, submitted_at=0.0, traceparent=None) == replace(b, submitted_at=0.0, traceparent=None)
+
+
+_HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
+    ev.JobArrived: ClusterState._job_arrived,
+    ev.CancelRequested: ClusterState._cancel,
+    ev.HoldRequested: ClusterState._hold,
+    ev.ReleaseRequested: ClusterState._release,
+    ev.ReprioritiseRequested: ClusterState._reprioritise,
+    ev.RunStarted: ClusterState._run_started,
+    ev.RunProgressed: ClusterState._run_progressed,
+    ev.RunCompleted: ClusterState._run_completed,
+    ev.RunFailed: ClusterState._run_failed,
+    ev.RunPreempted: ClusterState._run_preempted,
+    ev.RunRejected: ClusterState._run_rejected,
+    ev.RunReleased: ClusterState._run_released,
+    ev.NodeJoined: ClusterState._node_joined,
+    ev.NodeCapacityChanged: ClusterState._node_capacity,
+    ev.NodeHeard: ClusterState._node_heard,
+    ev.NodeCordoned: ClusterState._node_cordoned,
+    ev.NodeUncordoned: ClusterState._node_uncordoned,
+    ev.NodeDrained: ClusterState._node_drained,
+    ev.NodeLost: ClusterState._node_lost,
+    ev.EpochStarted: ClusterState._epoch_started,
+    ev.WindowElapsed: ClusterState._window_elapsed,
+    ev.WindowSolved: ClusterState._window_solved,
+}

@@ -1,0 +1,151 @@
+"""From the queue to a window's problem: rank, leave out what cannot start now, cut to size.
+
+A window is a pure question about the state; nothing here changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from .model import WHOLE_GPU, Job, JobSpec
+from .problem import Candidate, NodeClass, Problem
+
+if TYPE_CHECKING:
+    from .cluster import ClusterState
+
+
+class Ranker(Protocol):
+    """A priority rule. `scores` returns one finite number per job, higher first; ties go by order of arrival."""
+
+    @property
+    def name(self) -> str: ...
+
+    def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> Sequence[float]: ...
+
+
+class Ranked(Struct, frozen=True):
+    """A waiting job in the order of the last window. `reason` is empty for candidates; the solution tells theirs."""
+
+    job_id: str
+    score: float
+    reason: str
+
+
+class Window(Struct, frozen=True):
+    """What a window asks, and the whole order it was cut from."""
+
+    problem: Problem
+    ranking: tuple[Ranked, ...]
+
+
+def rank(state: ClusterState, ranker: Ranker, now: float) -> list[tuple[float, Job]]:
+    """All queued jobs, best first: by priority class, then score, then order of arrival."""
+    jobs = state.queued_jobs()
+    scores = ranker.scores(jobs, state, now)
+    classes = state.config.priority_classes
+    return sorted(
+        zip(scores, jobs, strict=True),
+        key=lambda item: (
+            -classes.get(item[1].priority_class or item[1].spec.priority_class, 0),
+            -item[0],
+            item[1].seq,
+        ),
+    )
+
+
+def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Window:
+    """The window's problem: the first `config.window_jobs` ranked jobs that could start now if they were alone."""
+    classes = state.inventory.classes()
+    chances = _Chances(classes)
+    limit = state.config.window_jobs
+    chosen: list[tuple[float, Job]] = []
+    ranking: list[Ranked] = []
+    for score, job in rank(state, ranker, now):
+        reason = ""
+        if job.not_before > now:
+            reason = f"backoff: {job.reason or 'refused'}"
+        elif len(chosen) == limit:
+            reason = f"outranked: {limit} jobs are ahead in this window"
+        else:
+            reason = chances.why_not(job.spec)
+        if not reason:
+            chosen.append((score, job))
+        ranking.append(Ranked(job.spec.job_id, score, reason))
+    problem = Problem(
+        pool=state.pool,
+        window=number,
+        now=now,
+        policy=ranker.name,
+        candidates=tuple(_candidate(job, score, place, len(chosen)) for place, (score, job) in enumerate(chosen)),
+        classes=classes if chosen else (),
+    )
+    return Window(problem, tuple(ranking))
+
+
+def _candidate(job: Job, score: float, place: int, count: int) -> Candidate:
+    spec = job.spec
+    return Candidate(
+        job_id=spec.job_id,
+        attempt=job.attempt,
+        chunks=spec.chunks(),
+        # Per GPU the first of the window is worth twice the last, so that filling the cluster comes first and the
+        # order decides between jobs that compete for the same GPUs.
+        value=max(1, spec.total_gpu_milli) / WHOLE_GPU * (2.0 - place / count),
+        score=score,
+        gpu_milli=spec.gpu_milli,
+        gpu_types=spec.gpu_types,
+        cpu_milli=spec.cpu_milli,
+        memory_mib=spec.memory_mib,
+        avoid_nodes=job.refused_by,
+    )
+
+
+class _Chances:
+    """Whether a job could start if it were alone, asked once per kind of request."""
+
+    def __init__(self, classes: Sequence[NodeClass]) -> None:
+        self._classes = classes
+        self._known: dict[tuple[object, ...], str] = {}
+
+    def why_not(self, spec: JobSpec) -> str:
+        """Empty when it could start; else which resource is short."""
+        kind = (
+            spec.gpus_per_worker,
+            spec.workers,
+            spec.remainder_gpus,
+            spec.gpu_milli,
+            spec.gpu_types,
+            spec.cpu_milli,
+            spec.memory_mib,
+        )
+        if kind not in self._known:
+            self._known[kind] = self._ask(spec)
+        return self._known[kind]
+
+    def _ask(self, spec: JobSpec) -> str:
+        classes = [c for c in self._classes if not spec.gpu_types or c.gpu_type in spec.gpu_types]
+        slots = sum(len(c.node_ids) * _slots(c, spec) for c in classes)
+        free = sum(len(c.node_ids) * c.free_gpus for c in classes)
+        if slots >= spec.workers and (spec.gpu_milli < WHOLE_GPU or free >= spec.total_gpus):
+            return ""
+        types = " or ".join(spec.gpu_types) or "any type"
+        return (
+            f"gpus: {spec.workers} x {spec.gpus_per_worker} of {types} needed, room now for {slots} ({free} GPUs free)"
+        )
+
+
+def _slots(node_class: NodeClass, spec: JobSpec) -> int:
+    """Workers of the job that one node of the class takes now."""
+    if spec.gpu_milli < WHOLE_GPU:
+        slots = node_class.free_gpus * (WHOLE_GPU // spec.gpu_milli)
+        slots += sum(share // spec.gpu_milli for share in node_class.shares)
+    else:
+        slots = node_class.free_gpus // spec.gpus_per_worker
+    if node_class.free_cpu_milli >= 0 and spec.cpu_milli:
+        slots = min(slots, max(0, node_class.free_cpu_milli) // spec.cpu_milli)
+    if node_class.free_memory_mib >= 0 and spec.memory_mib:
+        slots = min(slots, max(0, node_class.free_memory_mib) // spec.memory_mib)
+    return slots
