@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
     policy: str = "fcfs"
-    priority_classes: dict[str, int] = {"low": -1, "normal": 0, "high": 1}
+    priority_classes: dict[str, int] = field(default_factory=lambda: {"low": -1, "normal": 0, "high": 1})
     """Jobs of a higher class go first whatever their score; a name that is not here counts as 0."""
     window_jobs: int = 64
     """Jobs per MILP at most."""
