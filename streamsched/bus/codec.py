@@ -62,7 +62,7 @@ _LAST_SECOND: Final = 32503680000.0  # the year 3000, as in messages.EpochSecond
 _DETAIL_MAX: Final = 500
 
 
-class Refused(Exception):  # noqa: N818  (an outcome, not a fault)
+class Refused(Exception):
     """This input cannot be used; `code` and `detail` go into its dead letter."""
 
     def __init__(self, code: m.RefusalCode, detail: str) -> None:
