@@ -1,0 +1,240 @@
+"""One window, from problem to checked solution.
+
+1. Greedy: the fallback, and the MIP start. When it is within the gap of what all candidates that fit alone are
+   worth, it is proved good enough and nothing else is done (the usual case on a cluster that is not scarce).
+2. The model (`milp.py`), unless it would be too large.
+3. Concrete nodes, then greedy once more for what still fits beside (a gap of 1 % can be a whole job).
+4. The better one of 1 and 3, checked by `check.py`, and a reason for each candidate that was not placed.
+
+Shares of devices are kept out of the model: shares that go into partly used devices are placed before it, each
+other share takes part as a whole device, and after it they are packed together device by device, which can only
+need less. That is conservative, never infeasible, and no longer exact: with shares in the window the bound is the
+sum of all values.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Struct
+
+from streamsched.core.model import WHOLE_GPU
+from streamsched.core.problem import Assignment, Candidate, Problem, Solution, SolveStatus
+
+from .cells import Cell, Plan, cells_of, expand, plan_of
+from .check import check
+from .greedy import fill, greedy
+from .groups import Demand, demands_of, groups_of
+from .objective import fragmentation_weight, placed_value
+from .reasons import never_fits, outranked
+from .request import Request, is_share
+from .stock import Stock
+
+Clock = Callable[[], float]
+
+
+class SolveLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When to stop. `time_s` is a backstop (None: none); simulations stop by `gap` and `nodes_max` alone."""
+
+    time_s: float | None = 1.0
+    gap: float = 0.01
+    """Relative; see `Solution.gap`."""
+    nodes_max: int | None = None
+    """Branch-and-bound nodes."""
+    variables_max: int = 20_000
+    """Larger models are not built: the clock is looked at too rarely in them."""
+    patterns_max: int = 300
+    """Groups with more packing patterns are modelled node by node."""
+    seed: int = 0
+    presolve: bool = False
+    """Measured: off is faster on these models (medians 20-50 % lower), and presolve does not look at the clock."""
+
+
+class BrokenSolution(AssertionError):
+    """Greedy's own answer does not pass the check: a bug here, and nothing to fall back to."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A feasible set of assignments and what it is worth."""
+
+    assignments: tuple[Assignment, ...]
+    objective: float
+
+
+def solve(
+    problem: Problem,
+    limits: SolveLimits | None = None,
+    on_greedy: Callable[[Solution], None] | None = None,
+    clock: Clock = time.perf_counter,
+) -> Solution:
+    """Place the candidates of a window. Never raises for lack of room; the answer says how it was got.
+
+    `on_greedy` is called with greedy's checked solution before the model is built, for callers that may not be able
+    to wait. `clock` (seconds) is only for `build_s` and `solve_s`. Raises BadValue for values that are not finite,
+    BrokenSolution for a bug.
+    """
+    return _Window(problem, limits or SolveLimits(), clock).solve(on_greedy)
+
+
+class _Window:
+    def __init__(self, problem: Problem, limits: SolveLimits, clock: Clock) -> None:
+        self.problem, self.limits, self.clock = problem, limits, clock
+        self.by_id: dict[str, Candidate] = {}
+        for candidate in problem.candidates:
+            self.by_id.setdefault(candidate.job_id, candidate)
+        self.weight = fragmentation_weight(problem)
+        self.hopeless: dict[str, str] = {}
+        for job_id, candidate in self.by_id.items():
+            if (why := never_fits(problem, candidate)) is not None:
+                self.hopeless[job_id] = why
+        self.hopeful = [c for job_id, c in self.by_id.items() if job_id not in self.hopeless]
+        self.worth = math.fsum(max(0.0, c.value) for c in self.hopeful)
+        self.build_s = 0.0
+        self.solve_s = 0.0
+        self.note = ""
+
+    def solve(self, on_greedy: Callable[[Solution], None] | None) -> Solution:
+        if not self.hopeful:
+            return self._solution(_Found((), 0.0), SolveStatus.EMPTY, None)
+        base = self._evaluate(greedy(self.problem))
+        fallback = self._checked(self._rate(base, self.worth, SolveStatus.GREEDY))
+        if on_greedy is not None:
+            on_greedy(fallback)
+        if fallback.status is SolveStatus.OPTIMAL:
+            return fallback
+        found, bound = self._by_model(base)
+        if found is None or found.objective < base.objective:
+            return self._rate(base, bound, SolveStatus.GREEDY)
+        solution = self._rate(found, bound, SolveStatus.INCUMBENT)
+        violations = check(self.problem, solution)
+        if not violations:
+            return solution
+        self.note = f"bug: the model's answer was refused by the check: {violations[0]}"
+        return self._rate(base, self.worth, SolveStatus.GREEDY)
+
+    # ── the model ──────────────────────────────────────────────────────────────────────────────────
+
+    def _by_model(self, base: _Found) -> tuple[_Found | None, float]:
+        """The model's answer made concrete and completed (None: there is none), and an upper bound of the objective."""
+        from . import milp  # Pyomo takes a second to import; callers that never need the model do not pay for it
+
+        started = self.clock()
+        stock = Stock(self.problem)
+        filled = _fill_shares(stock, self.hopeful)
+        left = _as_whole_devices(c for c in self.hopeful if c.job_id not in {a.job_id for a in filled})
+        kinds, demands = demands_of(left.values())
+        cells = cells_of(groups_of(stock.lots(), kinds), demands, self.limits.patterns_max)
+        variables = milp.size_of(demands, cells)
+        if variables > self.limits.variables_max:
+            self.note = f"too large: {variables} variables, at most {self.limits.variables_max}"
+            return None, self.worth
+        model = milp.Model(kinds, demands, cells, self.weight)
+        model.start_from(self._start(base, left, kinds, demands, cells))
+        built = self.clock()
+        try:
+            answer = milp.run(
+                model,
+                time_s=self.limits.time_s,
+                gap=self.limits.gap,
+                nodes_max=self.limits.nodes_max,
+                seed=self.limits.seed,
+                presolve=self.limits.presolve,
+            )
+        except milp.SolverFailed as error:
+            self.note = f"solver: {error}"
+            return None, self.worth
+        finally:
+            self.build_s, self.solve_s = built - started, self.clock() - built
+        exact = not any(is_share(c) for c in self.hopeful)
+        bound = self.worth if answer.bound is None or not exact else min(self.worth, answer.bound)
+        if answer.plan is None:
+            return None, bound
+        return self._complete(stock, filled, expand(answer.plan, left, kinds, demands, cells)), bound
+
+    def _start(
+        self,
+        base: _Found,
+        left: dict[str, Candidate],
+        kinds: list[Request],
+        demands: list[Demand],
+        cells: list[Cell],
+    ) -> Plan:
+        """Greedy's plan, in the terms of the model."""
+        assignments = base.assignments
+        if any(is_share(c) for c in self.by_id.values()):
+            stock = Stock(self.problem)
+            _fill_shares(stock, self.hopeful)
+            assignments = fill(stock, left.values())
+        return plan_of(assignments, left, kinds, demands, cells)
+
+    def _complete(self, stock: Stock, filled: tuple[Assignment, ...], seated: tuple[Assignment, ...]) -> _Found:
+        """Seat the model's jobs (whole devices first), then whatever still fits, in rank order."""
+        order = sorted(seated, key=lambda a: is_share(self.by_id[a.job_id]))
+        for assignment in order:
+            stock.put(self.by_id[assignment.job_id], assignment.workers)
+        done = {a.job_id for a in (*filled, *order)}
+        more = fill(stock, (c for c in self.hopeful if c.job_id not in done))
+        return self._worth_of((*filled, *order, *more), stock)
+
+    # ── answers ────────────────────────────────────────────────────────────────────────────────────
+
+    def _evaluate(self, assignments: tuple[Assignment, ...]) -> _Found:
+        stock = Stock(self.problem)
+        for assignment in assignments:
+            stock.put(self.by_id[assignment.job_id], assignment.workers)
+        return self._worth_of(assignments, stock)
+
+    def _worth_of(self, assignments: tuple[Assignment, ...], stock: Stock) -> _Found:
+        value = placed_value(self.problem, assignments) - self.weight * stock.stranded_gpus()
+        return _Found(assignments, value)
+
+    def _rate(self, found: _Found, bound: float, unproved: SolveStatus) -> Solution:
+        """OPTIMAL when the bound proves it, however it was found; EMPTY when nothing is placed."""
+        bound = max(bound, found.objective)
+        gap = (bound - found.objective) / max(abs(found.objective), 1e-9)
+        status = SolveStatus.OPTIMAL if gap <= self.limits.gap else unproved
+        if not found.assignments:
+            return self._solution(found, SolveStatus.EMPTY, bound)
+        return self._solution(found, status, bound, gap)
+
+    def _solution(self, found: _Found, status: SolveStatus, bound: float | None, gap: float | None = None) -> Solution:
+        placed = {a.job_id for a in found.assignments}
+        unplaced = {
+            job_id: self.hopeless.get(job_id) or outranked(self.problem, c)
+            for job_id, c in self.by_id.items()
+            if job_id not in placed
+        }
+        return Solution(
+            window=self.problem.window,
+            policy=self.problem.policy,
+            status=status,
+            assignments=found.assignments,
+            gap=gap,
+            objective=found.objective,
+            bound=bound,
+            build_s=self.build_s,
+            solve_s=self.solve_s,
+            unplaced=unplaced,
+            note=self.note,
+        )
+
+    def _checked(self, solution: Solution) -> Solution:
+        violations = check(self.problem, solution)
+        if violations:
+            raise BrokenSolution("; ".join(violations))
+        return solution
+
+
+def _fill_shares(stock: Stock, candidates: list[Candidate]) -> tuple[Assignment, ...]:
+    """Shares that go into partly used devices alone cost no idle device: placed before the model."""
+    return fill(stock, (c for c in candidates if is_share(c)), open_devices=False)
+
+
+def _as_whole_devices(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
+    """By job id; a share takes part as a whole device."""
+    return {c.job_id: msgspec.structs.replace(c, gpu_milli=WHOLE_GPU) if is_share(c) else c for c in candidates}
