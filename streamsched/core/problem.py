@@ -102,3 +102,5 @@ class Solution(Struct, frozen=True, kw_only=True, omit_defaults=True):
     solve_s: float = 0.0
     unplaced: dict[str, str] = {}
     """job_id -> why this candidate was not placed."""
+    note: str = ""
+    """What went wrong on the way to this answer (model too large, answer refused by the check); empty: nothing did."""
