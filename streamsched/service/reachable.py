@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -80,7 +81,9 @@ def probe_redis(redis: RedisConnection, timeout_s: float = 5.0) -> None:
             f"{where} refuses the login ({_brief(error)}): set user and password in STREAMSCHED_REDIS_URL"
         ) from None
     except redis_client.TimeoutError:
-        raise ServiceUnreachable(f"{where} does not answer (nothing within {timeout_s:g} s): {_REDIS_ADVICE}") from None
+        over = " over TLS" if redis.url.startswith("rediss:") else ""
+        cause = f"nothing within {timeout_s:g} s{over}"
+        raise ServiceUnreachable(f"{where} does not answer ({cause}): {_REDIS_ADVICE}") from None
     except (redis_client.RedisError, OSError) as error:
         raise ServiceUnreachable(f"{where} does not answer ({_redis_cause(error)}): {_REDIS_ADVICE}") from None
     finally:
@@ -96,8 +99,7 @@ async def _probe_kafka(kafka: KafkaConnection, timeout_s: float) -> None:
                 await _connect_to_any(kafka, timeout_s)
                 await _reach_advertised(kafka, timeout_s)
         except TimeoutError:
-            cause = f"nothing within {timeout_s:g} s"
-            raise ServiceUnreachable(_kafka_line(kafka, cause)) from None
+            raise ServiceUnreachable(_kafka_line(kafka, _silence(kafka, timeout_s))) from None
 
 
 async def _connect_to_any(kafka: KafkaConnection, timeout_s: float) -> None:
@@ -116,7 +118,7 @@ async def _connect_to_any(kafka: KafkaConnection, timeout_s: float) -> None:
             connection.close()
             return
     assert refusal is not None
-    raise refusal
+    raise refusal from None
 
 
 async def _reach_advertised(kafka: KafkaConnection, timeout_s: float) -> None:
@@ -156,14 +158,20 @@ def _explain(kafka: KafkaConnection, address: str, error: BaseException, limit_s
         )
     if isinstance(error, ssl.SSLError):
         return ServiceUnreachable(f"{where} does not speak TLS as asked ({_brief(error)}): {protocol}")
+    if isinstance(error, TimeoutError | kafka_errors.RequestTimedOutError):
+        return ServiceUnreachable(f"{where} does not answer ({_silence(kafka, limit_s)}): {_KAFKA_ADVICE}")
     if isinstance(error, kafka_errors.KafkaConnectionError | ConnectionResetError | EOFError):
         return ServiceUnreachable(f"{where} closed the connection at once: {protocol}, is that what it expects?")
-    return ServiceUnreachable(f"{where} does not answer ({_network_cause(error, limit_s)}): {_KAFKA_ADVICE}")
+    return ServiceUnreachable(f"{where} does not answer ({_network_cause(error)}): {_KAFKA_ADVICE}")
 
 
-def _network_cause(error: BaseException, limit_s: float) -> str:
-    if isinstance(error, TimeoutError | kafka_errors.RequestTimedOutError):
-        return f"nothing within {limit_s:g} s"
+def _silence(kafka: KafkaConnection, limit_s: float) -> str:
+    """A wrong protocol often shows as silence: each side waits for the other's first word."""
+    over = "" if kafka.security_protocol == "PLAINTEXT" else f" over {kafka.security_protocol}"
+    return f"nothing within {limit_s:g} s{over}"
+
+
+def _network_cause(error: BaseException) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, socket.gaierror):
@@ -178,7 +186,7 @@ def _redis_cause(error: BaseException) -> str:
     if isinstance(cause, ssl.SSLError):
         return f"TLS: {_brief(cause)}"
     if isinstance(cause, OSError):
-        return _network_cause(cause, 0.0)
+        return _network_cause(cause)
     return _brief(error)
 
 
@@ -187,8 +195,8 @@ def _kafka_line(kafka: KafkaConnection, cause: str) -> str:
 
 
 def _brief(error: BaseException) -> str:
-    """An error's text as one short line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """An error's text as one short line, without the object that aiokafka puts into some."""
+    text = re.sub(r":? ?<AIOKafkaConnection[^>]*>", "", " ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= 160 else text[:157] + "..."
 
 
