@@ -1,0 +1,60 @@
+# Each target sets up what it needs (.ci/setup.sh) and runs it; nothing has to be installed by hand first.
+#   STACK        local (Apache Kafka + redis-server), embedded (wheels only), docker, external
+#   ARGS         passed on to the demo, e.g. make demo ARGS="--stack local"
+#   PYTEST_ARGS  passed on to pytest
+
+STACK ?= local
+ARGS ?=
+PYTEST_ARGS ?=
+BIN := .venv/bin
+TESTS := STREAMSCHED_TEST_STACK=$(STACK) $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow chaos lint format bench constraints services clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: .venv/.embedded  ## Schedule a workload end to end on this machine, no Docker or Java needed
+	@$(BIN)/streamsched demo $(ARGS)
+
+test: .venv/.dev services  ## All tests but the slow ones (STACK=embedded: without Java and redis-server)
+	@$(TESTS) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: .venv/.dev services  ## The tests that take over a minute
+	@$(TESTS) -m slow $(PYTEST_ARGS)
+
+chaos: .venv/.dev services  ## Kill workers, broker and Redis for a long time, check that no promise breaks
+	@STREAMSCHED_CHAOS=long $(TESTS) -m chaos $(PYTEST_ARGS)
+
+lint: .venv/.dev  ## Style, types and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: .venv/.dev  ## Apply the style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: .venv/.dev  ## Measure the hot paths
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+constraints:  ## Write constraints.txt anew from the newest versions that pyproject.toml allows
+	@rm -rf .venv && : > constraints.txt && .ci/setup.sh venv embedded,dev
+	@$(BIN)/pip freeze --exclude-editable --exclude streamsched > constraints.txt
+
+services:
+ifeq ($(STACK),local)
+	@.ci/setup.sh services
+endif
+
+.venv/.embedded: pyproject.toml constraints.txt
+	@.ci/setup.sh venv embedded
+
+.venv/.dev: pyproject.toml constraints.txt
+	@.ci/setup.sh venv embedded,dev
+
+clean:  ## Remove the virtual environment, caches and build output
+	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
