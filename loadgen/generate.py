@@ -3,15 +3,15 @@
 Four things are drawn, each from its own stream of the seed, so that changing one option leaves the others as they were:
 
 - **Sizes**: GPUs per job, from the profile's table.
-- **Durations**: a mixture of lognormals (short debugging runs, the bulk, long training) whose upper end is replaced by a
-  Pareto tail cut at `duration_max_s`; jobs of more GPUs run longer by (min(GPUs, 8))^`size_exponent`.
+- **Durations**: a mixture of lognormals (short debugging runs, the bulk, long training) whose upper end is replaced by
+  a Pareto tail cut at `duration_max_s`; jobs of more GPUs run longer by (min(GPUs, 8))^`size_exponent`.
 - **Arrivals**: jobs come in batches (one user's sweep). The rate of batches is diurnal x an hourly level that wanders
   (lognormal AR(1)); given their number, the points of such a process are uniform in operational time, which is how they
   are drawn. Most batches are small (geometric), a few are large (log-uniform), with short gaps inside.
 - **Tenants**: Zipf, one per batch.
 
-The profiles were fitted to the traces in ../shared/traces: `philly` to Microsoft Philly 2017, `venus` to SenseTime Helios
-Venus 2020 (median, mean and upper quantiles of durations, the table of sizes, batch sizes and hourly counts). Not
+The profiles were fitted by eye to real traces: `philly` to Microsoft Philly 2017, `venus` to SenseTime Helios Venus
+2020 (median, mean and upper quantiles of durations, the table of sizes, batch sizes and hourly counts). Not
 modelled: weekly rhythm, likeness of jobs within a batch beyond their tenant, failures and resubmissions.
 
 Only `Random.random` is used, whose sequence Python promises for a seed: equal seed, equal bytes on any version.
@@ -218,10 +218,11 @@ def _durations(profile: Profile, options: WorkloadOptions, sizes: list[int]) -> 
 
 def _duration(profile: Profile, rng: Random, pick: Callable[[Random], int]) -> float:
     _, mean, deviation = profile.duration_mix[pick(rng)]
-    seconds = math.exp(mean + deviation * _normal(rng))
+    seconds: float = math.exp(mean + deviation * _normal(rng))
     if seconds <= profile.tail_from_s:
         return seconds
-    return profile.tail_from_s * (1.0 - rng.random()) ** (-1.0 / profile.tail_alpha)
+    tail_s: float = profile.tail_from_s * (1.0 - rng.random()) ** (-1.0 / profile.tail_alpha)
+    return tail_s
 
 
 def _rate_per_s(profile: Profile, options: WorkloadOptions, sizes: list[int], durations: list[float]) -> float:
@@ -266,9 +267,7 @@ def _batch_sizes(profile: Profile, options: WorkloadOptions, rng: Random) -> lis
     return sizes
 
 
-def _batch_starts(
-    profile: Profile, options: WorkloadOptions, count: int, span_s: float, rng: Random
-) -> list[float]:
+def _batch_starts(profile: Profile, options: WorkloadOptions, count: int, span_s: float, rng: Random) -> list[float]:
     """`count` points on [0, span_s) of a process with the wandering diurnal rate, in order.
 
     The rate is constant within a step: an hour, or less for short workloads.

@@ -88,5 +88,7 @@ def parse_moment(text: str) -> float:
         try:
             return float(text)
         except ValueError:
-            raise UserError(f"{text!r} is not a time: expected 2017-10-02, 2017-10-02T12:00:00 or epoch seconds") from None
+            raise UserError(
+                f"{text!r} is not a time: expected 2017-10-02, 2017-10-02T12:00:00 or epoch seconds"
+            ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

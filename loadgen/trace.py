@@ -113,7 +113,7 @@ def clamp(jobs: list[TraceJob], max_duration_s: float) -> tuple[list[TraceJob], 
 
 @contextmanager
 def _text_of(path: Path) -> Iterator[IO[str]]:
-    """The file as text: gzip by its first bytes, a BOM left out, any line ends; undecodable bytes spoil only their row."""
+    """The file as text: gzip known by its first bytes, no BOM, any line ends; bad bytes spoil only their row."""
     try:
         with path.open("rb") as raw:
             first = raw.read(8)
@@ -121,7 +121,9 @@ def _text_of(path: Path) -> Iterator[IO[str]]:
             for magic, words in _MAGIC.items():
                 if first.startswith(magic):
                     raise UserError(f"{path}: is {words}; expected CSV text, plain or gzip-compressed")
-            binary: IO[bytes] = gzip.open(raw) if first.startswith(_GZIP) else raw  # type: ignore[assignment]
+            binary: IO[bytes] = raw
+            if first.startswith(_GZIP):
+                binary = gzip.GzipFile(fileobj=raw)  # type: ignore[assignment]
             with io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace") as text:
                 yield text
     except OSError as error:

@@ -1,9 +1,9 @@
 """SenseTime Helios: the official `cluster_log.csv`, and the derived table of one cluster's GPU jobs.
 
 Official: `job_id,user,vc,gpu_num,...,state,submit_time,...,duration,queue`; `duration` is end - start in seconds, a
-`gpu_num` of 0 is a CPU job, times are local (China) without a zone. A job that was RUNNING or SUSPENDED when the log was
-taken has no final duration and is left out; every other end (CANCELLED, FAILED, TIMEOUT, NODE_FAIL) did use its GPUs.
-Derived: `job_id,...,submit_time,duration,gpu_num,duration_clamped`; `duration_clamped` = 1 marks a duration cut at 48 h.
+`gpu_num` of 0 is a CPU job, times are local (China) without a zone. A job that was RUNNING or SUSPENDED when the log
+was taken has no final duration and is left out; every other end (CANCELLED, FAILED, TIMEOUT, NODE_FAIL) used its GPUs.
+Derived: `job_id,...,submit_time,duration,gpu_num,duration_clamped`; `duration_clamped` 1: the duration was cut at 48 h.
 """
 
 from __future__ import annotations

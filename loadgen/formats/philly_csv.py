@@ -1,4 +1,4 @@
-"""Microsoft Philly as CSV (msr-fiddle/philly-traces by way of petuum/adaptdl): `timestamp,duration,num_gpus,...,cluster`.
+"""Microsoft Philly as CSV (from msr-fiddle/philly-traces by petuum/adaptdl): `timestamp,duration,num_gpus,...,cluster`.
 
 `timestamp` is the submission in local time without a zone; `duration` the sum of the attempts in seconds, a float in
 text, up to 53 days; `cluster` the virtual cluster. Rows are not sorted, and equal rows are different jobs.

@@ -1,0 +1,276 @@
+"""The command `loadgen`. Results go to standard output; progress and messages to standard error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.topics import TopicNames
+from streamsched.errors import CheckFailed, UserError
+
+from .describe import describe
+from .executor import AgentIntervals, Executors
+from .fleet import FleetOptions, NodeGroup, SimulatedFleet, parse_nodes
+from .formats import neutral_csv
+from .generate import WorkloadOptions
+from .generate import generate as generate_jobs
+from .jobs import parse_moment
+from .kafka import Publisher
+from .replay import ReplayOptions, run_replay
+from .report import table
+from .trace import Window, read_trace
+
+EXIT_INTERRUPTED = 130
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="loadgen",
+    help="Load for streamsched: replay real or synthetic GPU-cluster workloads into Kafka, with simulated executors.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_messages = Console(stderr=True)
+_results = Console()
+
+TraceFile = Annotated[Path, typer.Argument(help="Philly, Helios or neutral CSV (gzip too); found out by content.")]
+From = Annotated[str | None, typer.Option("--from", help="Jobs submitted at or after (2017-10-02[T12:00:00]).")]
+Before = Annotated[str | None, typer.Option("--before", help="Jobs submitted before.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="The first N jobs of these.")]
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option(help="[POOL=]COUNTxGPUS:TYPE[,...] such as 80x8:P100; repeat for further pools."),
+]
+Pool = Annotated[
+    str | None, typer.Option(help="Pool of the jobs and of --nodes without one; 'default' when none is named.")
+]
+Bootstrap = Annotated[
+    str | None, typer.Option(help="Kafka, HOST:PORT[,...] [env: STREAMSCHED_KAFKA_BOOTSTRAP; TLS and SASL from there]")
+]
+Prefix = Annotated[str | None, typer.Option(help="Prefix of topic names [env: STREAMSCHED_TOPIC_PREFIX]")]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn at random.")]
+Heartbeat = Annotated[float, typer.Option(min=0.1, help="Seconds between a node's heartbeats.")]
+Telemetry = Annotated[float, typer.Option(min=0.0, help="Seconds between a node's GPU samples; 0: none.")]
+Fence = Annotated[
+    bool, typer.Option(help="Say first that the nodes were lost and nothing runs there: after a restart.")
+]
+Checkpoint = Annotated[
+    float | None, typer.Option(min=0.001, help="Real seconds between checkpoints of preempted runs; none: all is lost.")
+]
+StartDelay = Annotated[float, typer.Option(min=0.0, help="Mean seconds from a placement to its start.")]
+
+
+@app.command()
+def replay(
+    trace: TraceFile,
+    speed: Annotated[float, typer.Option(help="Trace seconds per real second.")] = 600.0,
+    nodes: Nodes = None,
+    pool: Pool = None,
+    limit: Limit = None,
+    submitted_from: From = None,
+    submitted_before: Before = None,
+    max_duration_s: Annotated[float | None, typer.Option(min=0.001, help="Cut trace durations to this.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Larger jobs take whole nodes of this size.")] = None,
+    executors: Annotated[bool, typer.Option(help="Run simulated executors and node agents.")] = True,
+    fence: Fence = False,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+    job_prefix: Annotated[str | None, typer.Option(help="Of job ids; made from name and time when not given.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the summary as JSON.")] = None,
+    seed: Seed = 1,
+    wait: Annotated[bool, typer.Option(help="Wait until all jobs have ended, and audit the topics.")] = True,
+    stall_timeout_s: Annotated[float, typer.Option(min=1.0, help="Give up when nothing moves for so long.")] = 120.0,
+    start_delay_s: StartDelay = 0.02,
+    checkpoint_s: Checkpoint = None,
+    heartbeat_s: Heartbeat = 3.0,
+    telemetry_s: Telemetry = 5.0,
+) -> None:
+    """Replay a trace into Kafka, run its jobs on simulated nodes, and audit what was decided.
+
+    Exit code 1 when a job was lost, placed twice or over capacity.
+    """
+    pools = _pools(nodes, pool)
+    options = ReplayOptions(
+        trace=trace,
+        speed=speed,
+        nodes=pools,
+        pool=pool or ("default" if set(pools) <= {"default"} else None),
+        window=_window(submitted_from, submitted_before, limit),
+        max_duration_s=max_duration_s,
+        gpus_per_node=gpus_per_node,
+        job_prefix=job_prefix,
+        executors=executors,
+        fence=fence,
+        fleet=FleetOptions(seed=seed, start_delay_s=start_delay_s, checkpoint_s=checkpoint_s),
+        intervals=AgentIntervals(heartbeat_s=heartbeat_s, telemetry_s=telemetry_s),
+        wait=wait,
+        stall_timeout_s=stall_timeout_s,
+    )
+    result = _run(run_replay(options, _kafka(bootstrap), _names(prefix), _messages))
+    _results.print(table(result.summary, title=f"{trace.name} as {result.job_prefix}-*"))
+    if report is not None:
+        result.summary.write(report)
+    if not result.ok:
+        for detail in result.audit.details[:20]:
+            _messages.print(f"[red]{escape(detail)}[/]")
+        raise CheckFailed(f"{result.audit.total} violations in the messages of {result.job_prefix}-*")
+
+
+@app.command()
+def generate(
+    jobs: Annotated[int, typer.Option(min=1, help="Number of jobs.")],
+    out: Annotated[Path, typer.Option(help="Where to write the neutral CSV; - for standard output.")],
+    seed: Seed = 1,
+    profile: Annotated[str, typer.Option(help="Workload to resemble: philly or venus.")] = "philly",
+    rate_per_h: Annotated[float | None, typer.Option(help="Mean jobs per hour; the profile's when not given.")] = None,
+    load: Annotated[float | None, typer.Option(help="Instead of a rate: offered work / --cluster-gpus.")] = None,
+    cluster_gpus: Annotated[int | None, typer.Option(min=1, help="GPUs that --load is a share of.")] = None,
+    burstiness: Annotated[float, typer.Option(min=0.0, help="1: as the real trace; 0: Poisson arrivals.")] = 1.0,
+    duration_scale: Annotated[float, typer.Option(help="Multiplies all durations.")] = 1.0,
+    max_duration_s: Annotated[float | None, typer.Option(help="Cuts durations, marking them.")] = None,
+    max_gpus: Annotated[int | None, typer.Option(min=1, help="Largest job.")] = None,
+    tenants: Annotated[int | None, typer.Option(min=1, help="Number of tenants; the profile's when not given.")] = None,
+    start: Annotated[str, typer.Option(help="Time of the first submission.")] = "0",
+) -> None:
+    """Write a synthetic workload with the bursts, sizes and heavy tails of real ones. Equal seed, equal bytes."""
+    options = WorkloadOptions(
+        jobs=jobs,
+        seed=seed,
+        profile=profile,
+        rate_per_h=rate_per_h,
+        load=load,
+        cluster_gpus=cluster_gpus,
+        burstiness=burstiness,
+        duration_scale=duration_scale,
+        duration_max_s=max_duration_s,
+        gpus_max=max_gpus,
+        tenants=tenants,
+        start_s=parse_moment(start),
+    )
+    workload = generate_jobs(options)
+    if str(out) == "-":
+        neutral_csv.write(workload, sys.stdout)
+        return
+    try:
+        with out.open("w", encoding="utf-8", newline="") as file:
+            neutral_csv.write(workload, file)
+    except OSError as error:
+        raise UserError(f"{out}: {(error.strerror or str(error)).lower()}") from None
+    _messages.print(
+        f"{len(workload):,} jobs over {(workload[-1].submit_s - workload[0].submit_s) / 3600:,.1f} h in {out}"
+    )
+
+
+@app.command("inspect")
+def inspect_trace(
+    trace: TraceFile, submitted_from: From = None, submitted_before: Before = None, limit: Limit = None
+) -> None:
+    """Say what is in a trace: jobs, span, sizes, durations, bursts, and which rows were refused and why."""
+    _results.print(describe(read_trace(trace, _window(submitted_from, submitted_before, limit))))
+
+
+@app.command()
+def executors(
+    nodes: Nodes = None,
+    pool: Pool = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+    seed: Seed = 1,
+    fence: Fence = False,
+    start_delay_s: StartDelay = 0.02,
+    checkpoint_s: Checkpoint = None,
+    heartbeat_s: Heartbeat = 3.0,
+    telemetry_s: Telemetry = 5.0,
+) -> None:
+    """Run simulated executors and node agents until interrupted."""
+    pools = _pools(nodes, pool)
+    if not pools:
+        raise UserError("no nodes: give --nodes 80x8:P100")
+    fleet_options = FleetOptions(seed=seed, start_delay_s=start_delay_s, checkpoint_s=checkpoint_s)
+    fleets = [SimulatedFleet(name, groups, fleet_options) for name, groups in pools.items()]
+    intervals = AgentIntervals(heartbeat_s=heartbeat_s, telemetry_s=telemetry_s)
+    try:
+        _run(_run_executors(fleets, _kafka(bootstrap), _names(prefix), intervals, fence))
+    finally:
+        for fleet in fleets:
+            counts = fleet.counts
+            _messages.print(
+                f"pool {fleet.pool}: {counts.placed} placed, {counts.started} started, {counts.completed} completed, "
+                f"{counts.preempted} preempted, {counts.released} revoked, {counts.rejected} rejected, "
+                f"{counts.violations.total()} violations"
+            )
+
+
+async def _run_executors(
+    fleets: list[SimulatedFleet], kafka: KafkaConnection, names: TopicNames, intervals: AgentIntervals, fence: bool
+) -> None:
+    async with Publisher(kafka, _say) as publisher:
+        fleet = Executors(fleets, kafka, names, publisher, _say, intervals)
+        await fleet.start(fence)
+        _say(f"{sum(len(f.nodes) for f in fleets)} nodes announced in {', '.join(f.pool for f in fleets)}; Ctrl-C ends")
+        await fleet.run()
+
+
+def _say(text: str) -> None:
+    _messages.print(f"[yellow]{escape(text)}[/]")
+
+
+def _pools(nodes: list[str] | None, pool: str | None) -> dict[str, tuple[NodeGroup, ...]]:
+    pools: dict[str, tuple[NodeGroup, ...]] = {}
+    for spec in nodes or []:
+        name, equals, groups = spec.rpartition("=")
+        name = name if equals else pool or "default"
+        pools[name] = pools.get(name, ()) + parse_nodes(groups)
+    return pools
+
+
+def _window(submitted_from: str | None, submitted_before: str | None, limit: int | None) -> Window:
+    return Window(
+        parse_moment(submitted_from) if submitted_from else None,
+        parse_moment(submitted_before) if submitted_before else None,
+        limit,
+    )
+
+
+def _kafka(bootstrap: str | None) -> KafkaConnection:
+    return KafkaConnection.from_env().with_bootstrap(bootstrap)
+
+
+def _names(prefix: str | None) -> TopicNames:
+    return TopicNames.from_env() if prefix is None else TopicNames(prefix)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def main() -> None:
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # outages are told once, by us
+    try:
+        app()
+    except UserError as error:
+        _messages.print(f"loadgen: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        with suppress(OSError):
+            sys.stdout.close()
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Kafka for load generation: a producer that does not give up, and a reader of whole topics from known offsets.
+
+While the broker is away both go on by themselves and say so once; what was not acknowledged is sent again. A message
+may so be there twice, which everything downstream has to absorb anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaConnectionError, KafkaError
+
+from streamsched.bus.connection import KafkaConnection
+from streamsched.errors import ServiceUnreachable, UserError
+
+Say = Callable[[str], None]
+
+STALL_S: Final = 3.0
+"""Without an acknowledgement for this long, the broker is said to be away."""
+_BACKOFF_S: Final = (0.2, 5.0)
+_STOP_S: Final = 5.0
+_POLL_MS: Final = 200
+_RECORDS_MAX: Final = 5000
+
+Offsets = dict[TopicPartition, int]
+
+
+class Outgoing(NamedTuple):
+    topic: str
+    key: bytes
+    value: bytes
+
+
+class Record(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    timestamp_s: float
+    """Kafka's, epoch seconds: of the broker's append where the topic says so, else of the producer."""
+    value: bytes | None
+
+
+def unreachable(kafka: KafkaConnection, error: Exception) -> ServiceUnreachable:
+    why = "" if isinstance(error, KafkaConnectionError | OSError) else f" ({str(error) or type(error).__name__})"
+    return ServiceUnreachable(
+        f"Kafka at {kafka.bootstrap} does not answer{why}: start it "
+        "(`streamsched up`), or give its address with --bootstrap or STREAMSCHED_KAFKA_BOOTSTRAP"
+    )
+
+
+class Outage:
+    """Says once that the broker is away, and once that it is back."""
+
+    def __init__(self, kafka: KafkaConnection, say: Say) -> None:
+        self._address = kafka.bootstrap
+        self._say = say
+        self._since: float | None = None
+        self.count = 0
+
+    @property
+    def active(self) -> bool:
+        return self._since is not None
+
+    def begin(self, error: Exception | None = None) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+            self.count += 1
+            why = f" ({error})" if error else ""
+            self._say(f"Kafka at {self._address} does not answer{why}; trying again until it does")
+
+    def end(self) -> None:
+        if self._since is not None:
+            self._say(f"Kafka at {self._address} is back after {time.monotonic() - self._since:.0f} s; going on")
+            self._since = None
+
+
+class Publisher:
+    """An idempotent producer, acks=all. `send_all` returns when every message is acknowledged, however long it takes.
+
+    After an error that an idempotent producer cannot get over it is replaced; some messages may then be there twice.
+    """
+
+    def __init__(self, kafka: KafkaConnection, say: Say) -> None:
+        self._kafka = kafka
+        self.outage = Outage(kafka, say)
+        self._producer: AIOKafkaProducer | None = None
+        self._renewal = asyncio.Lock()
+
+    async def __aenter__(self) -> Publisher:
+        try:
+            self._producer = await self._started()
+        except (KafkaError, OSError) as error:
+            raise unreachable(self._kafka, error) from None
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._drop()
+
+    async def partitions(self, topic: str) -> list[TopicPartition]:
+        """Of a topic that is there (asking for another one might create it)."""
+        assert self._producer is not None
+        return [TopicPartition(topic, p) for p in sorted(await self._producer.partitions_for(topic))]
+
+    async def send_all(self, messages: Sequence[Outgoing]) -> None:
+        waiting, pause_s = list(messages), _BACKOFF_S[0]
+        while waiting:
+            producer = self._producer
+            attempt = asyncio.ensure_future(self._attempt(producer, waiting))
+            try:
+                await asyncio.wait({attempt}, timeout=STALL_S)
+                if not attempt.done():
+                    self.outage.begin()
+                waiting = await attempt
+            finally:
+                attempt.cancel()
+            if waiting:
+                self.outage.begin()
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _BACKOFF_S[1])
+                await self._renew(producer)
+        self.outage.end()
+
+    async def _attempt(self, producer: AIOKafkaProducer | None, messages: list[Outgoing]) -> list[Outgoing]:
+        """Those that were not acknowledged, in order."""
+        if producer is None:
+            return messages
+        futures: list[asyncio.Future[Any]] = []
+        with contextlib.suppress(KafkaError):
+            for message in messages:
+                futures.append(await producer.send(message.topic, key=message.key, value=message.value))
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        failed = []
+        for message, result in zip(messages, results, strict=False):
+            if isinstance(result, KafkaError):
+                failed.append(message)
+            elif isinstance(result, BaseException):
+                raise result
+        return failed + messages[len(futures) :]
+
+    async def _renew(self, old: AIOKafkaProducer | None) -> None:
+        """A new producer in place of `old`: some errors leave an idempotent one unusable."""
+        async with self._renewal:
+            if self._producer is not old:
+                return
+            await self._drop()
+            with contextlib.suppress(KafkaError, OSError):
+                self._producer = await self._started()
+
+    async def _started(self) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(
+            **self._kafka.client_options(), acks="all", enable_idempotence=True, linger_ms=5, max_batch_size=1 << 18
+        )
+        try:
+            await producer.start()
+        except BaseException:
+            await producer.stop()
+            raise
+        return producer
+
+    async def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(producer.stop(), _STOP_S)
+
+
+class Reader:
+    """Reads all partitions of some topics, without a consumer group, from offsets that the caller chooses."""
+
+    def __init__(self, kafka: KafkaConnection, topics: Sequence[str], say: Say) -> None:
+        self._kafka = kafka
+        self._topics = tuple(topics)
+        self._consumer: AIOKafkaConsumer | None = None
+        self._partitions: list[TopicPartition] = []
+        self._say = say
+
+    async def open(self, publisher: Publisher) -> None:
+        """Find the partitions. A topic that is not there is a UserError."""
+        self._consumer = AIOKafkaConsumer(
+            **self._kafka.client_options(), group_id=None, enable_auto_commit=False, auto_offset_reset="earliest"
+        )
+        try:
+            await self._consumer.start()
+            missing = sorted(set(self._topics) - await self._consumer.topics())
+            if missing:
+                raise UserError(
+                    f"Kafka at {self._kafka.bootstrap} has no topic {', '.join(missing)}: "
+                    "create the topics with `streamsched topics apply`"
+                )
+            for topic in self._topics:
+                self._partitions += await publisher.partitions(topic)
+            self._consumer.assign(self._partitions)
+        except (KafkaError, OSError) as error:
+            raise unreachable(self._kafka, error) from None
+
+    async def close(self) -> None:
+        if self._consumer is not None:
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(self._consumer.stop(), _STOP_S)
+
+    async def end(self) -> Offsets:
+        assert self._consumer is not None
+        offsets: Offsets = await self._consumer.end_offsets(self._partitions)
+        return offsets
+
+    async def beginning(self) -> Offsets:
+        assert self._consumer is not None
+        offsets: Offsets = await self._consumer.beginning_offsets(self._partitions)
+        return offsets
+
+    def seek(self, offsets: Offsets) -> None:
+        assert self._consumer is not None
+        for partition, offset in offsets.items():
+            self._consumer.seek(partition, offset)
+
+    async def positions(self) -> Offsets:
+        assert self._consumer is not None
+        return {partition: await self._consumer.position(partition) for partition in self._partitions}
+
+    async def read(self) -> list[Record]:
+        """What has come, waiting a moment for it; per partition in order."""
+        assert self._consumer is not None
+        try:
+            batches = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=_RECORDS_MAX)
+        except KafkaError as error:
+            self._say(f"reading from Kafka at {self._kafka.bootstrap}: {error}; trying again")
+            await asyncio.sleep(1.0)
+            return []
+        return list(_records(batches.values()))
+
+
+def _records(batches: Iterable[list[Any]]) -> Iterable[Record]:
+    for batch in batches:
+        for record in batch:
+            yield Record(record.topic, record.partition, record.offset, record.timestamp / 1000.0, record.value)
