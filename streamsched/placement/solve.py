@@ -36,11 +36,15 @@ from .stock import Stock
 
 Clock = Callable[[], float]
 
+_NOISE = 1e-6
+"""Of the solver's arithmetic, relative."""
+
 
 class SolveLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When to stop. `time_s` is a backstop (None: none); simulations stop by `gap` and `nodes_max` alone."""
 
     time_s: float | None = 1.0
+    """Seconds to build and solve the model."""
     gap: float = 0.01
     """Relative; see `Solution.gap`."""
     nodes_max: int | None = None
@@ -139,7 +143,7 @@ class _Window:
         try:
             answer = milp.run(
                 model,
-                time_s=self.limits.time_s,
+                time_s=None if self.limits.time_s is None else max(0.0, self.limits.time_s - (built - started)),
                 gap=self.limits.gap,
                 nodes_max=self.limits.nodes_max,
                 seed=self.limits.seed,
@@ -197,7 +201,7 @@ class _Window:
         """OPTIMAL when the bound proves it, however it was found; EMPTY when nothing is placed."""
         bound = max(bound, found.objective)
         gap = (bound - found.objective) / max(abs(found.objective), 1e-9)
-        status = SolveStatus.OPTIMAL if gap <= self.limits.gap else unproved
+        status = SolveStatus.OPTIMAL if gap <= self.limits.gap + _NOISE else unproved
         if not found.assignments:
             return self._solution(found, SolveStatus.EMPTY, bound)
         return self._solution(found, status, bound, gap)
