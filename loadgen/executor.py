@@ -65,7 +65,7 @@ class Executors:
     async def start(self, fence: bool = False) -> None:
         """Fix the position in `placements`, then announce the nodes."""
         await self._reader.open(self._publisher)
-        self._reader.seek(await self._reader.end())
+        await self._reader.seek_to_end()
         now = self._clock.now()
         if fence:
             await self._tell_nodes(

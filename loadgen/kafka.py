@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError, UnknownError
 
 from streamsched.bus.connection import KafkaConnection
 from streamsched.errors import ServiceUnreachable, UserError
@@ -26,6 +26,7 @@ _BACKOFF_S: Final = (0.2, 5.0)
 _STOP_S: Final = 5.0
 _POLL_MS: Final = 200
 _RECORDS_MAX: Final = 5000
+_PASS_OVER_MAX: Final = 50
 
 Offsets = dict[TopicPartition, int]
 
@@ -80,8 +81,9 @@ class Outage:
 
 
 class Publisher:
-    """An idempotent producer, acks=all. `send_all` returns when every message is acknowledged, however long it takes.
+    """A producer with acks=all, idempotent where the broker knows how.
 
+    `send_all` returns when every message is acknowledged, however long that takes.
     After an error that an idempotent producer cannot get over it is replaced; some messages may then be there twice.
     """
 
@@ -90,6 +92,8 @@ class Publisher:
         self.outage = Outage(kafka, say)
         self._producer: AIOKafkaProducer | None = None
         self._renewal = asyncio.Lock()
+        self._idempotent = True
+        self._refused_idempotence = False
 
     async def __aenter__(self) -> Publisher:
         try:
@@ -118,7 +122,10 @@ class Publisher:
                 waiting = await attempt
             finally:
                 attempt.cancel()
-            if waiting:
+            if waiting and self._idempotent and self._refused_idempotence:
+                self._idempotent = False
+                await self._renew(producer)
+            elif waiting:
                 self.outage.begin()
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _BACKOFF_S[1])
@@ -134,6 +141,7 @@ class Publisher:
             for message in messages:
                 futures.append(await producer.send(message.topic, key=message.key, value=message.value))
         results = await asyncio.gather(*futures, return_exceptions=True)
+        self._refused_idempotence = any(isinstance(result, UnknownError) for result in results)
         failed = []
         for message, result in zip(messages, results, strict=False):
             if isinstance(result, KafkaError):
@@ -153,12 +161,20 @@ class Publisher:
 
     async def _started(self) -> AIOKafkaProducer:
         producer = AIOKafkaProducer(
-            **self._kafka.client_options(), acks="all", enable_idempotence=True, linger_ms=5, max_batch_size=1 << 18
+            **self._kafka.client_options(),
+            acks="all",
+            enable_idempotence=self._idempotent,
+            linger_ms=5,
+            max_batch_size=1 << 18,
         )
         try:
             await producer.start()
-        except BaseException:
-            await producer.stop()
+        except BaseException as error:
+            with contextlib.suppress(KafkaError):
+                await producer.stop()
+            if isinstance(error, UnknownError) and self._idempotent:  # Tansu's answer to a request for a producer id
+                self._idempotent = False
+                return await self._started()
             raise
         return producer
 
@@ -203,24 +219,33 @@ class Reader:
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(self._consumer.stop(), _STOP_S)
 
-    async def end(self) -> Offsets:
+    async def seek_to_end(self) -> None:
+        """Go to where the topics end now.
+
+        A broker may tell an end that is up to a batch too low (Tansu does): what is there beyond it is passed over too.
+        """
+        assert self._consumer is not None
+        for partition, offset in (await self._consumer.end_offsets(self._partitions)).items():
+            self._consumer.seek(partition, offset)
+        for _ in range(_PASS_OVER_MAX):
+            if not await self.read():
+                break
+
+    async def seek_to_beginning(self, topic: str) -> None:
+        assert self._consumer is not None
+        partitions = [partition for partition in self._partitions if partition.topic == topic]
+        for partition, offset in (await self._consumer.beginning_offsets(partitions)).items():
+            self._consumer.seek(partition, offset)
+
+    async def ends(self) -> Offsets:
+        """Where the topics end now, or a little lower (see `seek_to_end`)."""
         assert self._consumer is not None
         offsets: Offsets = await self._consumer.end_offsets(self._partitions)
         return offsets
 
-    async def beginning(self) -> Offsets:
+    async def has_reached(self, ends: Offsets) -> bool:
         assert self._consumer is not None
-        offsets: Offsets = await self._consumer.beginning_offsets(self._partitions)
-        return offsets
-
-    def seek(self, offsets: Offsets) -> None:
-        assert self._consumer is not None
-        for partition, offset in offsets.items():
-            self._consumer.seek(partition, offset)
-
-    async def positions(self) -> Offsets:
-        assert self._consumer is not None
-        return {partition: await self._consumer.position(partition) for partition in self._partitions}
+        return all([await self._consumer.position(partition) >= end for partition, end in ends.items()])
 
     async def read(self) -> list[Record]:
         """What has come, waiting a moment for it; per partition in order."""

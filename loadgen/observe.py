@@ -13,7 +13,7 @@ from streamsched.bus.topics import TopicNames
 from streamsched.core.instructions import Place
 
 from .history import History, Stamped
-from .kafka import Offsets, Publisher, Reader, Record, Say
+from .kafka import Publisher, Reader, Record, Say
 
 _ENDINGS: Final = (m.Completed, m.Failed, m.Preempted, m.Rejected, m.Released)
 
@@ -47,11 +47,9 @@ class Observer:
     async def start(self, publisher: Publisher, nodes_from_beginning: bool) -> None:
         """Note where the topics end now. Nodes of other executors have joined before: those are read from the start."""
         await self._reader.open(publisher)
-        offsets = await self._reader.end()
+        await self._reader.seek_to_end()
         if nodes_from_beginning:
-            beginning = await self._reader.beginning()
-            offsets |= {partition: at for partition, at in beginning.items() if partition.topic == self._nodes_topic}
-        self._reader.seek(offsets)
+            await self._reader.seek_to_beginning(self._nodes_topic)
 
     async def follow(self) -> None:
         """Until `stop`."""
@@ -61,15 +59,18 @@ class Observer:
     def stop(self) -> None:
         self._stopping = True
 
-    async def step(self) -> None:
-        for record in await self._reader.read():
+    async def step(self) -> int:
+        """Messages read."""
+        records = await self._reader.read()
+        for record in records:
             self._take(record)
+        return len(records)
 
     async def catch_up(self) -> None:
         """Read to where the topics end now."""
-        ends = await self._reader.end()
-        while not _reached(await self._reader.positions(), ends):
-            await self.step()
+        ends = await self._reader.ends()
+        while await self.step() or not await self._reader.has_reached(ends):
+            pass
 
     async def close(self) -> None:
         await self._reader.close()
@@ -105,7 +106,3 @@ class Observer:
         else:
             return
         self.changed_at = time.monotonic()
-
-
-def _reached(positions: Offsets, ends: Offsets) -> bool:
-    return all(positions[partition] >= end for partition, end in ends.items())
