@@ -15,7 +15,7 @@ absorbed. This is what makes late, duplicate and reordered reports harmless.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -91,7 +91,7 @@ class ClusterState:
         self._leases: dict[str, float] = {}
         """Runs that wait for their `started`."""
         self._lost_runs: dict[str, None] = {}
-        """Runs on nodes thought lost whose jobs have not been queued again yet."""
+        """Runs on nodes thought lost that have not been given up yet."""
         self._quarantined: dict[str, float] = {}
         """Nodes in quarantine and its end."""
         self._finished: dict[str, float] = {}
@@ -156,7 +156,7 @@ class ClusterState:
             self._move(job, Trigger.HOLD, reason="held", command_offset=event.offset)
         elif job.state is JobState.STOPPING and job.then is JobState.QUEUED:
             self._put_job(replace(job, then=JobState.HELD, command_offset=event.offset))
-        elif job.state is JobState.HELD:
+        elif job.state is JobState.HELD or job.then is JobState.HELD:
             self._absorb("already-held", event.job_id)
         else:
             self._refuse("not-applicable", f"job {event.job_id} is {job.state}: only a waiting job can be held")
@@ -221,7 +221,8 @@ class ClusterState:
         if run.started_at is not None:
             self._absorb("duplicate-start", run.placement_id)
             return
-        run = self._put_run(replace(run, started_at=min(event.time, self.now)))
+        # An executor's clock may be anything; what is charged for is the time between the placement and now.
+        run = self._put_run(replace(run, started_at=max(run.placed_at, min(event.time, self.now))))
         if run.state is not RunState.PLACED:
             self._absorb("late-start", f"{run.placement_id} is {run.state}")
             return
@@ -235,7 +236,8 @@ class ClusterState:
         if run is None:
             return
         if event.checkpointed:
-            self._put_run(replace(run, last_checkpoint_at=event.time))
+            latest = max(run.last_checkpoint_at or run.placed_at, min(event.time, self.now))
+            self._put_run(replace(run, last_checkpoint_at=latest))
         job = self.jobs.get(run.job_id)
         if event.fraction is not None and job is not None and job.placement_id == run.placement_id:
             self._put_job(replace(job, progress=event.fraction))
@@ -244,12 +246,13 @@ class ClusterState:
         run = self._run_of(event)
         if run is None:
             return
+        if event.exit_code:
+            self._run_broke(run, f"exit code {event.exit_code}", event.exit_code)
+            return
         self._end_run(run)
-        if run.stop_at is not None and event.time > run.stop_at and run.state is RunState.STOPPING:
+        if run.state is RunState.STOPPING and run.stop_at is not None and event.time > run.stop_at:
             # It was told to stop and then its process ended: that is the stop, not the job's end.
             self._after_stop(run)
-        elif event.exit_code:
-            self._finish(run, Trigger.FAIL, f"exit code {event.exit_code}", event.exit_code)
         else:
             self._finish(run, Trigger.COMPLETE, "", 0)
 
@@ -257,13 +260,19 @@ class ClusterState:
         run = self._run_of(event)
         if run is None:
             return
-        self._end_run(run)
-        if run.state is RunState.STOPPING:
-            self._after_stop(run)
-        elif event.retryable:
+        if event.retryable and run.stop_at is None:
+            self._end_run(run)
             self._requeue(run, event.reason or "failed, not by its own fault", backoff=True)
         else:
-            self._finish(run, Trigger.FAIL, event.reason or f"exit code {event.exit_code}", event.exit_code)
+            self._run_broke(run, event.reason or f"exit code {event.exit_code}", event.exit_code)
+
+    def _run_broke(self, run: Run, reason: str, exit_code: int | None) -> None:
+        """The run has ended badly: held against the job, unless the run was told to stop (many end so then)."""
+        self._end_run(run)
+        if run.stop_at is None:
+            self._finish(run, Trigger.FAIL, reason, exit_code)
+        else:
+            self._after_stop(run)
 
     def _run_preempted(self, event: ev.RunPreempted) -> None:
         run = self._run_of(event)
@@ -275,17 +284,18 @@ class ClusterState:
         run = self._run_of(event)
         if run is None:
             return
-        nodes = (event.node_id,) if event.node_id else tuple(a.node_id for a in run.allocations)
         self._end_run(run)
-        if run.state is RunState.STOPPING:
+        if run.stop_at is not None:
             self._after_stop(run)
             return
-        if len(set(nodes)) == 1:
-            self._count_refusal(nodes[0], run.job_id)
+        nodes = {a.node_id for a in run.allocations}
+        if event.node_id in nodes:
+            nodes = {event.node_id}
+        if len(nodes) == 1:
+            self._count_refusal(min(nodes), run.job_id)
         job = self.jobs[run.job_id]
-        if job.placement_id == run.placement_id:
-            self._put_job(replace(job, refused_by=tuple(sorted({*job.refused_by, *nodes}))))
-            self._requeue(run, f"refused by {', '.join(sorted(set(nodes)))}: {event.reason or 'no reason given'}", True)
+        self._put_job(replace(job, refused_by=tuple(sorted(nodes.union(job.refused_by)))))
+        self._requeue(run, f"refused by {_some(nodes)}: {event.reason or 'no reason given'}", backoff=True)
 
     def _run_released(self, event: ev.RunReleased) -> None:
         run = self._run_of(event)
@@ -294,10 +304,9 @@ class ClusterState:
         gone = frozenset(event.node_ids)
         left = tuple(a for a in run.allocations if gone and a.node_id not in gone)
         if len(left) == len(run.allocations):
-            self._absorb("not-held", f"{run.placement_id} holds nothing on {', '.join(sorted(gone))}")
+            self._absorb("not-held", f"{run.placement_id} holds nothing on {_some(gone)}")
         elif left:
-            self._give_back(run, [a for a in run.allocations if a.node_id in gone])
-            self._put_run(replace(run, allocations=left))
+            self._shrink_run(run, left)
         else:
             self._end_run(run)
             self._after_stop(run)
@@ -323,6 +332,9 @@ class ClusterState:
     def _node_capacity(self, event: ev.NodeCapacityChanged) -> None:
         node = self._node_of(event.node_id)
         if node is None:
+            return
+        if node.record.capacity == event.gpus:
+            self._absorb("no-change", f"node {event.node_id} has {event.gpus} GPUs already")
             return
         spec = replace(node.spec, gpus=max(node.spec.gpus, event.gpus))
         self._inventory_changed = True
@@ -355,7 +367,8 @@ class ClusterState:
         if node.record.state is state:
             self._absorb("no-change", f"node {node_id} is {node.record.state}")
             return None
-        self._set_node(node, replace(node.record, state=state, until=0.0))
+        refused = () if state is NodeState.UP else node.record.refused
+        self._set_node(node, replace(node.record, state=state, until=0.0, refused=refused))
         return node
 
     def _node_lost(self, event: ev.NodeLost) -> None:
@@ -370,8 +383,9 @@ class ClusterState:
             run = self.runs[placement_id]
             if event.fenced:
                 self._lose_members(run, event.node_id)
-            elif run.state in (RunState.PLACED, RunState.RUNNING):
-                self._put_run(replace(run, state=RunState.LOST, lost_at=self.now))
+            elif run.lost_at is None:
+                state = RunState.LOST if run.stop_at is None else run.state
+                self._put_run(replace(run, state=state, lost_at=self.now))
 
     def _lose_members(self, run: Run, node_id: str) -> None:
         """The members of a gang on a fenced node are certainly gone; the rest of the gang is told to stop."""
@@ -384,26 +398,34 @@ class ClusterState:
             else:
                 self._requeue(run, reason, backoff=False)
             return
-        self._give_back(run, [a for a in run.allocations if a.node_id == node_id])
-        run = self._put_run(replace(run, allocations=left))
-        job = self.jobs[run.job_id]
-        if run.stop_at is None and job.placement_id == run.placement_id:
-            self._stop(job, Revoke, reason, then=JobState.QUEUED)
+        if run.stop_at is None:
+            self._stop(self.jobs[run.job_id], Revoke, reason, then=JobState.QUEUED)
+        self._shrink_run(self.runs[run.placement_id], left)
+
+    def _shrink_run(self, run: Run, left: tuple[Allocation, ...]) -> None:
+        """Only `left`, on nodes of its own, is held from now on; it is lost no more if the nodes thought lost went."""
+        kept = {a.node_id for a in left}
+        self._give_back(run, [a for a in run.allocations if a.node_id not in kept])
+        self._revive_run(self._put_run(replace(run, allocations=left)))
 
     def _revive_runs(self, node: Node) -> None:
-        """A node thought lost is there: its runs go on, unless they were given up meanwhile."""
         for placement_id in sorted(node.run_ids):
-            run = self.runs[placement_id]
-            if run.state is not RunState.LOST or run.stop_at is not None:
-                continue
-            if any(self.inventory.nodes[a.node_id].record.lost for a in run.allocations):
-                continue
-            state = RunState.PLACED if run.started_at is None else RunState.RUNNING
-            lease = self.now + self.config.lease_s if state is RunState.PLACED else run.lease_until
-            self._put_run(replace(run, state=state, lost_at=None, lease_until=lease))
-            job = self.jobs[run.job_id]
-            if state is RunState.RUNNING and job.state is JobState.PLACED:
-                self._move(job, Trigger.START, reason="", refusals=0, refused_by=())
+            self._revive_run(self.runs[placement_id])
+
+    def _revive_run(self, run: Run) -> None:
+        """If all nodes of the run are there, it goes on: to run, or to stop. A run given up stays given up."""
+        if run.lost_at is None or any(self.inventory.nodes[a.node_id].record.lost for a in run.allocations):
+            return
+        if run.stop_at is not None:
+            if run.state is RunState.STOPPING:
+                self._put_run(replace(run, lost_at=None))
+            return
+        state = RunState.PLACED if run.started_at is None else RunState.RUNNING
+        lease = self.now + self.config.lease_s if state is RunState.PLACED else run.lease_until
+        self._put_run(replace(run, state=state, lost_at=None, lease_until=lease))
+        job = self.jobs[run.job_id]
+        if state is RunState.RUNNING and job.state is JobState.PLACED:
+            self._move(job, Trigger.START, reason="", refusals=0, refused_by=())
 
     def _node_of(self, node_id: str) -> Node | None:
         node = self.inventory.nodes.get(node_id)
@@ -444,13 +466,19 @@ class ClusterState:
     def _give_up_lost_runs(self) -> None:
         for placement_id in sorted(self._lost_runs):
             run = self.runs[placement_id]
-            if run.lost_at is None or self.now - run.lost_at < self.config.lost_grace_s:
-                continue
-            job = self.jobs[run.job_id]
+            if run.lost_at is not None and self.now - run.lost_at >= self.config.lost_grace_s:
+                self._give_up(run)
+
+    def _give_up(self, run: Run) -> None:
+        """The job goes on without the run. What the run holds on a silent node stays held: it may be alive there."""
+        if run.stop_at is None:
             self._put_run(replace(run, stop_at=self.now))
             self._decide(Revoke, run, "a node of it is lost")
-            if job.placement_id == placement_id:
-                self._requeue(run, "a node of it was lost", backoff=False)
+            self._requeue(run, "a node of it was lost", backoff=False)
+        else:
+            self._put_run(replace(run, lost_at=None))
+            if self.jobs[run.job_id].state not in TERMINAL:
+                self._after_stop(run)
 
     def _end_quarantines(self) -> None:
         for node_id in sorted(node_id for node_id, until in self._quarantined.items() if until <= self.now):
@@ -547,9 +575,7 @@ class ClusterState:
         """Tell the job's run to stop; its GPUs stay held until the executor says that they are free."""
         if job.placement_id is None:
             raise BrokenInvariant(f"job {job.spec.job_id} has no run to stop\n{self.story(job.spec.job_id)}")
-        run = self.runs[job.placement_id]
-        state = RunState.LOST if run.state is RunState.LOST else RunState.STOPPING
-        run = self._put_run(replace(run, state=state, stop_at=self.now))
+        run = self._put_run(replace(self.runs[job.placement_id], state=RunState.STOPPING, stop_at=self.now))
         self._decide(how, run, reason)
         self._move(job, Trigger.STOP, then=then, reason=reason)
 
@@ -564,15 +590,16 @@ class ClusterState:
         self._lost_runs.pop(run.placement_id, None)
         self._changed_runs.add(run.placement_id)
         job = self.jobs[run.job_id]
-        used = 0.0
-        if run.started_at is not None:
-            gpu_milli = sum(len(a.gpus) * a.gpu_milli for a in run.allocations)
-            used = max(0.0, self.now - run.started_at) * gpu_milli / WHOLE_GPU
-        ended = job.state in TERMINAL and job.placement_id == run.placement_id
-        placement_id = None if ended else job.placement_id
-        self._put_job(replace(job, attained_gpu_s=job.attained_gpu_s + used, placement_id=placement_id))
+        if job.state in TERMINAL and job.placement_id == run.placement_id:
+            self._put_job(replace(job, placement_id=None))
 
-    def _give_back(self, run: Run, allocations: Iterable[Allocation]) -> None:
+    def _give_back(self, run: Run, allocations: Sequence[Allocation]) -> None:
+        """The devices are free and what they did is credited to the job."""
+        if run.started_at is not None:
+            job = self.jobs[run.job_id]
+            gpu_milli = sum(len(a.gpus) * a.gpu_milli for a in allocations)
+            used = max(0.0, self.now - run.started_at) * gpu_milli / WHOLE_GPU
+            self._put_job(replace(job, attained_gpu_s=job.attained_gpu_s + used))
         touched: dict[str, Node] = {}
         for allocation in allocations:
             node = touched.setdefault(allocation.node_id, self.inventory.nodes[allocation.node_id])
@@ -611,22 +638,11 @@ class ClusterState:
             then=None,
             reason=reason,
             refusals=refusals,
-            refused_by=job.refused_by if self._another_node_left(job) else (),
             not_before=self.now + wait_s,
             queued_at=self.now,
             preemptions=job.preemptions + (run.started_at is not None and run.stop_at is not None),
         )
         self._judge_fit(run.job_id)
-
-    def _another_node_left(self, job: Job) -> bool:
-        """Whether some node that has not refused the job could take it; if none, all are asked again after backoff."""
-        refused = set(job.refused_by)
-        return bool(refused) and any(
-            node.node_id not in refused
-            and node.record.capacity >= job.spec.gpus_per_worker
-            and (not job.spec.gpu_types or node.spec.gpu_type in job.spec.gpu_types)
-            for node in self.inventory
-        )
 
     def _finish(self, run: Run, trigger: Trigger, reason: str, exit_code: int | None) -> None:
         """The job has ended by itself. Another run of it (the first was thought lost) is told to stop."""
@@ -695,7 +711,7 @@ class ClusterState:
             self._leases[run.placement_id] = run.lease_until
         else:
             self._leases.pop(run.placement_id, None)
-        if run.state is RunState.LOST and run.stop_at is None:
+        if run.lost_at is not None and (run.state is RunState.STOPPING or run.stop_at is None):
             self._lost_runs[run.placement_id] = None
         else:
             self._lost_runs.pop(run.placement_id, None)
@@ -721,7 +737,8 @@ class ClusterState:
     # ── reading it ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def queued_jobs(self) -> list[Job]:
-        return [self.jobs[job_id] for job_id in self._queued]
+        """In order of arrival, however they came into the queue: no rule can depend on what is not stored."""
+        return sorted((self.jobs[job_id] for job_id in self._queued), key=_by_arrival)
 
     def waiting(self) -> int:
         """Jobs that a window could place."""
@@ -782,17 +799,42 @@ class ClusterState:
     def verify(self) -> None:
         """Check every invariant of the whole state; raises BrokenInvariant with the story of the job concerned."""
         for job in self.jobs.values():
-            run = self.runs.get(job.placement_id) if job.placement_id is not None else None
-            has_run = job.state in (JobState.PLACED, JobState.RUNNING, JobState.STOPPING)
-            if run is None and (has_run or job.placement_id is not None):
-                raise BrokenInvariant(
-                    f"job {job.spec.job_id} is {job.state} without a run\n{self.story(job.spec.job_id)}"
-                )
-            if not has_run and run is not None and job.state not in TERMINAL:
-                raise BrokenInvariant(f"job {job.spec.job_id} is {job.state} with a run\n{self.story(job.spec.job_id)}")
-            if (job.spec.job_id in self._queued) != (job.state is JobState.QUEUED):
-                raise BrokenInvariant(f"job {job.spec.job_id} is {job.state} and filed wrongly")
+            self._verify_job(job)
+        for run in self.runs.values():
+            self._verify_run(run)
+        if len(self._finished) != sum(job.state in TERMINAL for job in self.jobs.values()):
+            raise BrokenInvariant("jobs are filed as finished that are not there")
         self._verify_devices()
+
+    def _verify_job(self, job: Job) -> None:
+        job_id = job.spec.job_id
+        run = self.runs.get(job.placement_id) if job.placement_id is not None else None
+        has_run = job.state in (JobState.PLACED, JobState.RUNNING, JobState.STOPPING)
+        if run is None and (has_run or job.placement_id is not None):
+            raise BrokenInvariant(f"job {job_id} is {job.state} without a run\n{self.story(job_id)}")
+        if run is not None and not has_run and job.state not in TERMINAL:
+            raise BrokenInvariant(f"job {job_id} is {job.state} with a run\n{self.story(job_id)}")
+        if run is not None and run.state not in _RUN_STATES.get(job.state, ()):
+            raise BrokenInvariant(f"job {job_id} is {job.state}, its run {run.state}\n{self.story(job_id)}")
+        if (job.then is not None) != (job.state is JobState.STOPPING):
+            raise BrokenInvariant(f"job {job_id} is {job.state}, then {job.then}\n{self.story(job_id)}")
+        filed = (job_id in self._queued, job_id in self._unfit, job_id in self._finished)
+        if filed != (job.state is JobState.QUEUED, job.state is JobState.UNFIT, job.state in TERMINAL):
+            raise BrokenInvariant(f"job {job_id} is {job.state} and filed wrongly\n{self.story(job_id)}")
+
+    def _verify_run(self, run: Run) -> None:
+        job = self.jobs.get(run.job_id)
+        if job is None or not run.allocations:
+            raise BrokenInvariant(f"run {run.placement_id} has no job or holds nothing\n{self.story(run.job_id)}")
+        given_up = run.state is RunState.LOST and run.stop_at is not None
+        if job.placement_id == run.placement_id and given_up:
+            raise BrokenInvariant(f"run {run.placement_id} is given up and still its job's\n{self.story(run.job_id)}")
+        if job.placement_id != run.placement_id and run.stop_at is None:
+            raise BrokenInvariant(f"run {run.placement_id} is nobody's and goes on\n{self.story(run.job_id)}")
+        if run.state is not RunState.LOST and (run.stop_at is None) == (run.state is RunState.STOPPING):
+            raise BrokenInvariant(f"run {run.placement_id} is {run.state}, told to stop at {run.stop_at}")
+        if (run.placement_id in self._leases) != (run.state is RunState.PLACED):
+            raise BrokenInvariant(f"run {run.placement_id} is {run.state} and filed wrongly")
 
     def _verify_devices(self) -> None:
         held: dict[str, list[int]] = {node.node_id: [WHOLE_GPU] * len(node.free_milli) for node in self.inventory}
@@ -804,17 +846,46 @@ class ClusterState:
                         raise BrokenInvariant(
                             f"GPU {gpu} of {allocation.node_id} has two owners\n{self.story(run.job_id)}"
                         )
+        used: dict[str, tuple[int, int]] = {}
+        for run in self.runs.values():
+            for a in run.allocations:
+                cpu, memory = used.get(a.node_id, (0, 0))
+                used[a.node_id] = (cpu + a.cpu_milli, memory + a.memory_mib)
         for node in self.inventory:
+            cpu, memory = used.get(node.node_id, (0, 0))
+            if (node.free_cpu_milli, node.free_memory_mib) != (
+                node.spec.cpu_milli - cpu,
+                node.spec.memory_mib - memory,
+            ):
+                raise BrokenInvariant(f"node {node.node_id}: cpu or memory is not what the runs leave")
             if node.free_milli != held[node.node_id] or node.free_gpus() < 0:
                 raise BrokenInvariant(f"node {node.node_id}: free {node.free_milli}, by the runs {held[node.node_id]}")
             if node.key != node.class_key():
                 raise BrokenInvariant(f"node {node.node_id} is filed in a class that it has left")
 
 
+def _by_arrival(job: Job) -> int:
+    return job.seq
+
+
+def _some(node_ids: Iterable[str], most: int = 5) -> str:
+    """Names for a message; a gang may have thousands."""
+    names = sorted(node_ids)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def _same_request(a: JobSpec, b: JobSpec) -> bool:
     """Equal but for when and in which trace it was sent: a client that repeats itself has a new time."""
     return replace(a, submitted_at=0.0, traceparent=None) == replace(b, submitted_at=0.0, traceparent=None)
 
+
+_RUN_STATES: dict[JobState, tuple[RunState, ...]] = {
+    JobState.PLACED: (RunState.PLACED, RunState.LOST),
+    JobState.RUNNING: (RunState.RUNNING, RunState.LOST),
+    JobState.STOPPING: (RunState.STOPPING,),
+    JobState.COMPLETED: (RunState.STOPPING,),  # another run of the job has completed
+}
+"""What the run that a job owns can be."""
 
 _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
     ev.JobArrived: ClusterState._job_arrived,

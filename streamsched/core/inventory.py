@@ -47,8 +47,7 @@ class Inventory:
                 self._members.setdefault(key, {})[node_id] = None
                 self._sorted.pop(key, None)
             node.key = key
-        spec = node.spec
-        capability = (spec.gpu_type, node.record.capacity, spec.cpu_milli, spec.memory_mib)
+        capability = _capability(node)
         before = self._capability_of.get(node_id)
         if before != capability:
             if before is not None:
@@ -70,16 +69,30 @@ class Inventory:
         Exact for gangs of equal workers plus one smaller remainder: with every node filled with as many workers as it
         takes, the remainder needs either a spare slot or the room left beside full slots.
         """
-        types = [c for c in self.capabilities if not spec.gpu_types or c[0] in spec.gpu_types]
-        if not types:
-            wanted = " or ".join(spec.gpu_types) or "any type"
-            return f"gpu_type: the pool has no {wanted} node"
-        slots = sum(self.capabilities[c] * _slots(c, spec) for c in types)
-        if slots < spec.workers:
-            return _too_few(spec, types, slots)
-        if spec.remainder_gpus and slots == spec.workers and not any(_remainder_fits(c, spec) for c in types):
-            return f"gpus: no room for the worker of {spec.remainder_gpus} GPUs beside {spec.workers} full ones"
-        return None
+        return _why_never(self.capabilities, spec)
+
+    def holds_without(self, spec: JobSpec, node_ids: frozenset[str]) -> bool:
+        """Whether the nodes in use now other than these could hold the job if they were empty; O(nodes)."""
+        rest = Counter(_capability(n) for n in self.nodes.values() if n.usable and n.node_id not in node_ids)
+        return _why_never(rest, spec) is None
+
+
+def _capability(node: Node) -> Capability:
+    spec = node.spec
+    return spec.gpu_type, node.record.capacity, spec.cpu_milli, spec.memory_mib
+
+
+def _why_never(capabilities: Counter[Capability], spec: JobSpec) -> str | None:
+    types = [c for c in capabilities if not spec.gpu_types or c[0] in spec.gpu_types]
+    if not types:
+        wanted = " or ".join(spec.gpu_types) or "any type"
+        return f"gpu_type: the pool has no {wanted} node"
+    slots = sum(capabilities[c] * _slots(c, spec) for c in types)
+    if slots < spec.workers:
+        return _too_few(spec, types, slots)
+    if spec.remainder_gpus and slots == spec.workers and not any(_remainder_fits(c, spec) for c in types):
+        return f"gpus: no room for the worker of {spec.remainder_gpus} GPUs beside {spec.workers} full ones"
+    return None
 
 
 def _node_class(key: NodeKey, node_ids: tuple[str, ...]) -> NodeClass:

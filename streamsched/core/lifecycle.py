@@ -2,12 +2,13 @@
 
     arrive → QUEUED ⇄ HELD            QUEUED ⇄ UNFIT (no set of nodes could hold it)
     QUEUED → PLACED → RUNNING → COMPLETED | FAILED
-    PLACED | RUNNING → STOPPING → QUEUED | HELD | CANCELLED | COMPLETED | FAILED   (once its GPUs are known to be free)
+    PLACED | RUNNING → STOPPING → QUEUED | HELD | CANCELLED | COMPLETED   (once its GPUs are known to be free)
     QUEUED | HELD | UNFIT → CANCELLED
 
 A run's GPUs are held from `place` until it has ended, so a job in STOPPING cannot be placed again. The exception is a
 run on a node thought lost: after a grace its job goes back to QUEUED while the run (LOST) keeps its GPUs until it is
-heard of; should that run turn out to have completed, the job is COMPLETED from wherever it is.
+heard of; should that run turn out to have completed, the job is COMPLETED from wherever it is. A run that was told to
+stop and then fails is not held against its job: that is how many stops end.
 Terminal states have no way out.
 """
 
@@ -42,16 +43,13 @@ TRANSITIONS: Final[dict[tuple[JobState, Trigger], JobState]] = {
     (_S.QUEUED, _T.UNFIT): _S.UNFIT,
     (_S.QUEUED, _T.CANCEL): _S.CANCELLED,
     (_S.QUEUED, _T.COMPLETE): _S.COMPLETED,  # a run thought lost had completed
-    (_S.QUEUED, _T.FAIL): _S.FAILED,
     (_S.UNFIT, _T.FIT): _S.QUEUED,
     (_S.UNFIT, _T.HOLD): _S.HELD,
     (_S.UNFIT, _T.CANCEL): _S.CANCELLED,
     (_S.UNFIT, _T.COMPLETE): _S.COMPLETED,
-    (_S.UNFIT, _T.FAIL): _S.FAILED,
     (_S.HELD, _T.RELEASE): _S.QUEUED,
     (_S.HELD, _T.CANCEL): _S.CANCELLED,
     (_S.HELD, _T.COMPLETE): _S.COMPLETED,
-    (_S.HELD, _T.FAIL): _S.FAILED,
     (_S.PLACED, _T.START): _S.RUNNING,
     (_S.PLACED, _T.STOP): _S.STOPPING,
     (_S.PLACED, _T.REQUEUE): _S.QUEUED,
@@ -65,7 +63,6 @@ TRANSITIONS: Final[dict[tuple[JobState, Trigger], JobState]] = {
     (_S.STOPPING, _T.HOLD): _S.HELD,
     (_S.STOPPING, _T.CANCEL): _S.CANCELLED,
     (_S.STOPPING, _T.COMPLETE): _S.COMPLETED,
-    (_S.STOPPING, _T.FAIL): _S.FAILED,
 }
 
 END_OF_STOP: Final[dict[JobState, Trigger]] = {

@@ -28,7 +28,9 @@ class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Node:
-    """A node's record and its devices. Invariant: 0 <= free_milli[i] <= 1000; cpu and memory never below zero."""
+    """A node's record and its devices. Invariant: 0 <= free_milli[i] <= 1000.
+
+    Free cpu and memory are below zero while a node holds more than it declares now."""
 
     __slots__ = (
         "_used_devices",
@@ -151,8 +153,9 @@ class Node:
             spec.gpu_type,
             free,
             shares,
-            self.free_cpu_milli if spec.cpu_milli else -1,
-            self.free_memory_mib if spec.memory_mib else -1,
+            # An inventory that shrank below what is held leaves less than nothing; -1 would say "no limit".
+            max(0, self.free_cpu_milli) if spec.cpu_milli else -1,
+            max(0, self.free_memory_mib) if spec.memory_mib else -1,
             spec.nvlink,
             spec.rack,
             spec.zone,

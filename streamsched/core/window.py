@@ -79,13 +79,23 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         window=number,
         now=now,
         policy=ranker.name,
-        candidates=tuple(_candidate(job, score, place, len(chosen)) for place, (score, job) in enumerate(chosen)),
+        candidates=tuple(
+            _candidate(job, score, place, len(chosen), _avoided(state, job, now))
+            for place, (score, job) in enumerate(chosen)
+        ),
         classes=classes if chosen else (),
     )
     return Window(problem, tuple(ranking))
 
 
-def _candidate(job: Job, score: float, place: int, count: int) -> Candidate:
+def _avoided(state: ClusterState, job: Job, now: float) -> tuple[str, ...]:
+    """Nodes that refused the job lately, while others could take it. If none could, all are asked again."""
+    if not job.refused_by or now - job.queued_at >= state.config.backoff_max_s:
+        return ()
+    return job.refused_by if state.inventory.holds_without(job.spec, frozenset(job.refused_by)) else ()
+
+
+def _candidate(job: Job, score: float, place: int, count: int, avoid_nodes: tuple[str, ...]) -> Candidate:
     spec = job.spec
     return Candidate(
         job_id=spec.job_id,
@@ -99,7 +109,7 @@ def _candidate(job: Job, score: float, place: int, count: int) -> Candidate:
         gpu_types=spec.gpu_types,
         cpu_milli=spec.cpu_milli,
         memory_mib=spec.memory_mib,
-        avoid_nodes=job.refused_by,
+        avoid_nodes=avoid_nodes,
     )
 
 
