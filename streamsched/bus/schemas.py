@@ -113,6 +113,20 @@ def schema_of(declaration: TopicDeclaration) -> Document:
 
 # ── AsyncAPI ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+
+def _draft7(node: Any) -> Any:
+    """AsyncAPI's schemas are of draft 7, where a fixed-length array is said otherwise."""
+    if isinstance(node, list):
+        return [_draft7(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    out = {key: _draft7(value) for key, value in node.items()}
+    if "prefixItems" in out:
+        out["additionalItems"] = out.pop("items", True)
+        out["items"] = out.pop("prefixItems")
+    return out
+
+
 _RECEIVES: Final = ("the router", "the scheduler")
 
 
@@ -146,7 +160,7 @@ def asyncapi() -> Document:
                 for declaration in DECLARATIONS
                 for type_ in declaration.types
             },
-            "schemas": {"RecordHeaders": _HEADERS} | definitions,
+            "schemas": {"RecordHeaders": _HEADERS} | _draft7(definitions),
         },
     }
 
