@@ -161,8 +161,10 @@ def _check_ids(history: History, result: Audit, allow_repeats: bool) -> None:
         place = placement.decision
         if not isinstance(place, Place):
             continue
-        first = seen.setdefault(place.placement_id, place)
-        if first is not place and not (allow_repeats and first == place):
+        first = seen.get(place.placement_id)
+        if first is None:
+            seen[place.placement_id] = place
+        elif not (allow_repeats and first == place):
             result.add("placement-id-reused", f"{place.placement_id} of job {first.job_id}, again for {place.job_id}")
 
 
