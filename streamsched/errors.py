@@ -8,6 +8,10 @@ EXIT_FENCED = 3
 """A worker ended because another one has taken over its pool (see ARCHITECTURE.md, epochs)."""
 
 
+EXIT_INTERRUPTED = 130
+"""Ended by Ctrl-C, as shells count it."""
+
+
 class UserError(Exception):
     """Shown to the user as one line without a traceback; the process ends with `exit_code`."""
 

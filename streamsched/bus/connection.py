@@ -30,6 +30,8 @@ class KafkaConnection:
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
+    idempotence: bool = True
+    """Whether producers ask for a producer id. Every Apache Kafka gives one; Tansu 0.6 does not."""
 
     def __post_init__(self) -> None:
         if self.security_protocol not in _PROTOCOLS:
@@ -84,6 +86,7 @@ class KafkaConnection:
             ssl_cafile=get("SSL_CAFILE"),
             ssl_certfile=get("SSL_CERTFILE"),
             ssl_keyfile=get("SSL_KEYFILE"),
+            idempotence=(get("IDEMPOTENCE") or "on") != "off",
         )
 
     def with_bootstrap(self, bootstrap: str | None) -> KafkaConnection:

@@ -201,8 +201,9 @@ def _cluster_id() -> str:
 
 def _maven_error(output: str) -> str:
     """Maven repeats itself over dozens of lines; the first error line says it."""
-    errors = [line for line in output.splitlines() if line.startswith("[ERROR]")]
-    return _one_line(errors[0].removeprefix("[ERROR]")) if errors else _one_line(output)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
+    errors = [line.removeprefix("[ERROR]") for line in plain.splitlines() if line.startswith("[ERROR]")]
+    return " ".join((errors[0] if errors else plain).split())[:400]
 
 
 def _one_line(text: str) -> str:

@@ -138,23 +138,26 @@ async def _reach_advertised(kafka: KafkaConnection, timeout_s: float) -> None:
             "set the broker's advertised.listeners to an address this machine reaches"
         )
     except kafka_errors.KafkaError as error:
-        raise ServiceUnreachable(_kafka_line(kafka, _brief(error))) from None
+        raise ServiceUnreachable(
+            f"Kafka at {kafka.bootstrap} accepts connections but answers no request ({type(error).__name__}): "
+            f"{_protocol(kafka)}, does it want a login?"
+        ) from None
     finally:
         await client.close()
 
 
 def _explain(kafka: KafkaConnection, address: str, error: BaseException, limit_s: float) -> ServiceUnreachable:
     where = f"Kafka at {address}"
-    protocol = f"STREAMSCHED_KAFKA_SECURITY_PROTOCOL is {kafka.security_protocol}"
+    protocol = _protocol(kafka)
     if isinstance(error, _REFUSED_LOGIN):
         return ServiceUnreachable(
-            f"{where} refuses the login ({_brief(error)}): check STREAMSCHED_KAFKA_SASL_USERNAME, "
-            "..._SASL_PASSWORD and ..._SASL_MECHANISM"
+            f"{where} refuses the login ({_brief(error)}): check "
+            "STREAMSCHED_KAFKA_SECURITY_PROTOCOL, ..._SASL_MECHANISM, ..._SASL_USERNAME and ..._SASL_PASSWORD"
         )
     if isinstance(error, ssl.SSLCertVerificationError):
         return ServiceUnreachable(
             f"{where} shows a certificate that is not trusted ({error.verify_message}): "
-            "set STREAMSCHED_KAFKA_SSL_CAFILE"
+            "set STREAMSCHED_KAFKA_SSL_CAFILE, or use the host name in the certificate"
         )
     if isinstance(error, ssl.SSLError):
         return ServiceUnreachable(f"{where} does not speak TLS as asked ({_brief(error)}): {protocol}")
@@ -163,6 +166,10 @@ def _explain(kafka: KafkaConnection, address: str, error: BaseException, limit_s
     if isinstance(error, kafka_errors.KafkaConnectionError | ConnectionResetError | EOFError):
         return ServiceUnreachable(f"{where} closed the connection at once: {protocol}, is that what it expects?")
     return ServiceUnreachable(f"{where} does not answer ({_network_cause(error)}): {_KAFKA_ADVICE}")
+
+
+def _protocol(kafka: KafkaConnection) -> str:
+    return f"STREAMSCHED_KAFKA_SECURITY_PROTOCOL is {kafka.security_protocol}"
 
 
 def _silence(kafka: KafkaConnection, limit_s: float) -> str:
@@ -195,8 +202,9 @@ def _kafka_line(kafka: KafkaConnection, cause: str) -> str:
 
 
 def _brief(error: BaseException) -> str:
-    """An error's text as one short line, without the object that aiokafka puts into some."""
-    text = re.sub(r":? ?<AIOKafkaConnection[^>]*>", "", " ".join(str(error).split())) or type(error).__name__
+    """An error's text as one short line, without the number and the object that aiokafka puts into some."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"^\[Error \d+\] |:? ?<AIOKafkaConnection[^>]*>", "", text) or type(error).__name__
     return text if len(text) <= 160 else text[:157] + "..."
 
 

@@ -151,7 +151,7 @@ def _start_own(name: StackName, data_dir: Path | None) -> Stack:
     # Looked for before anything is started or written: a missing program is the likeliest failure.
     plan = _plan_embedded() if name == "embedded" else _plan_local()
     port, controller_port, redis_port = _free_ports(3)
-    kafka = KafkaConnection(f"127.0.0.1:{port}")
+    kafka = KafkaConnection(f"127.0.0.1:{port}", idempotence=plan.traits.idempotent_producer)
     redis = RedisConnection(f"redis://127.0.0.1:{redis_port}/0")
     stack = Stack(name, kafka, redis, plan.traits)
     try:

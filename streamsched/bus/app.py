@@ -1,0 +1,159 @@
+"""The Faust application: agents that take batches of raw bytes, hand them over, and acknowledge what was applied.
+
+What is fixed here was found by trying (see docs/adr/0002):
+- `noack_take`, acks by hand after the handler returned: an exception that left an agent would otherwise acknowledge the
+  whole batch. A handler does not raise; what it cannot handle ends the process, so that the group's offsets stay.
+- `bytes` values: a decode error inside Faust ends `take` silently.
+- Faust's own assignor, which gives one worker the same partitions of all topics with equal counts. It is used only when
+  `table_standby_replicas` > 0 (there are no tables); otherwise partitions are dealt round robin and a pool's topics
+  would land on different workers.
+- No topic is declared by Faust: a metadata request would create it with the broker's default partition count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import faust
+from msgspec import Struct
+from yarl import URL
+
+from .connection import KafkaConnection
+from .topics import TopicNames
+
+BATCH_MAX = 1000
+"""Messages handed over at once at most."""
+BATCH_WITHIN_S = 0.01
+"""How long a batch that is not full is waited for: the price in latency of one topic hop."""
+
+
+class Input(Struct, frozen=True):
+    """One message as it came from Kafka; `topic` without the installation's prefix."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+
+
+Handler = Callable[[list[Input]], Awaitable[Mapping[int, Awaitable[None] | None]]]
+"""Returns when the batch is dealt with, but for the inputs named by position: those that take longer are awaited apart,
+those with None are never acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """What the service does with the batches of each agent and with changes of the assignment."""
+
+    route: Handler
+    schedule: Handler
+    observe: Handler
+    assigned: Callable[[frozenset[int]], Awaitable[None]]
+    """Called with the pool partitions that this worker has now."""
+    revoked: Callable[[], Awaitable[None]]
+    """Called when partitions are about to move; returns when nothing is being written any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTimes:
+    """Timing of the consumer group, seconds. A dead worker's pools are taken over after about `session_s`."""
+
+    session_s: float = 10.0
+    heartbeat_s: float = 2.0
+    rebalance_s: float = 30.0
+
+
+def build_app(
+    group: str, connection: KafkaConnection, names: TopicNames, handlers: Handlers, times: GroupTimes
+) -> faust.App:
+    """An app with its agents attached; start it with `await app.start()` inside a running loop."""
+    app = faust.App(
+        group,
+        broker=[URL(f"kafka://{address.strip()}") for address in connection.bootstrap.split(",")],
+        broker_credentials=_credentials(connection),
+        broker_session_timeout=times.session_s,
+        broker_heartbeat_interval=times.heartbeat_s,
+        broker_rebalance_timeout=times.rebalance_s,
+        broker_request_timeout=max(40.0, times.session_s + 5),
+        broker_commit_interval=1.0,
+        broker_max_poll_interval=300.0,
+        broker_max_poll_records=5000,
+        consumer_auto_offset_reset="earliest",
+        consumer_max_fetch_size=4 * 1024 * 1024,
+        stream_buffer_maxsize=4 * BATCH_MAX,
+        stream_wait_empty=False,
+        processing_guarantee="at_least_once",
+        key_serializer="raw",
+        value_serializer="raw",
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        table_standby_replicas=1,
+        web_enabled=False,
+        store="memory://",
+        autodiscover=False,
+    )
+    prefix = len(names.prefix)
+    _attach(app, "router", [names.arrivals, names.commands], handlers.route, prefix)
+    _attach(app, "scheduler", [names.pool_jobs, names.completions, names.nodes], handlers.schedule, prefix)
+    _attach(app, "telemetry", [names.telemetry], handlers.observe, prefix)
+    _follow_assignment(app, names.pool_jobs, handlers)
+    return app
+
+
+def _credentials(connection: KafkaConnection) -> Any:
+    context = connection.ssl_context()
+    if connection.uses_sasl:
+        return faust.SASLCredentials(
+            username=connection.sasl_username,
+            password=connection.sasl_password,
+            ssl_context=context,
+            mechanism=connection.sasl_mechanism,
+        )
+    return faust.SSLCredentials(context) if context is not None else None
+
+
+def _attach(app: faust.App, name: str, topics: list[str], handler: Handler, prefix: int) -> None:
+    """One agent over several topics: their batches are one stream of work, in the order of each partition."""
+    channel = app.topic(*topics, key_type=bytes, value_type=bytes)
+
+    pending: set[asyncio.Future[None]] = set()
+
+    async def agent(stream: Any) -> None:
+        async for events in stream.noack_take(BATCH_MAX, within=BATCH_WITHIN_S):
+            later = await handler([_input(event.message, prefix) for event in events])
+            for place, event in enumerate(events):
+                if place not in later:
+                    event.ack()
+                elif (work := later[place]) is not None:
+                    task = asyncio.ensure_future(_ack_after(work, event))
+                    pending.add(task)
+                    task.add_done_callback(pending.discard)
+
+    app.agent(channel, name=name, concurrency=1)(agent)
+
+
+async def _ack_after(work: Awaitable[None], event: Any) -> None:
+    await work
+    event.ack()
+
+
+def _input(message: Any, prefix: int) -> Input:
+    headers = message.headers
+    pairs = tuple(headers.items()) if isinstance(headers, dict) else tuple(headers or ())
+    return Input(message.topic[prefix:], message.partition, message.offset, message.key, message.value, pairs)
+
+
+def _follow_assignment(app: faust.App, pool_topic: str, handlers: Handlers) -> None:
+    async def on_assigned(_app: Any, /, *args: Any, **_: Any) -> None:
+        await handlers.assigned(frozenset(tp.partition for tp in args[0] if tp.topic == pool_topic))
+
+    async def on_revoked(_app: Any, /, *args: Any, **_: Any) -> None:
+        await handlers.revoked()
+
+    app.on_partitions_assigned.connect(on_assigned)
+    app.on_partitions_revoked.connect(on_revoked)

@@ -1,0 +1,115 @@
+"""The journal: every applied event and decision of a pool, in order, in one partition of `scheduler.journal`.
+
+Writing is acknowledged by all in-sync replicas before anything else happens. Reading gives the records that count:
+a record of an epoch that had ended before it is void, and so is one that does not continue the sequence (an
+uncertain write that was repeated under a new epoch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from msgspec import Struct
+
+from streamsched.core.events import EpochStarted
+
+from . import codec
+from .connection import KafkaConnection
+from .messages import JournalRecord
+
+_BEYOND_MS = 200
+_FETCH_BYTES = 8 * 1024 * 1024
+
+
+class Entry(Struct, frozen=True):
+    """A record and its offset."""
+
+    offset: int
+    record: JournalRecord
+
+
+class JournalWriter:
+    """Appends to one topic; the partition is the pool's."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+
+    async def append(self, record: JournalRecord, partition: int) -> int:
+        """Write and wait until it is safe; returns the offset. Raises KafkaError: it may or may not be there then."""
+        metadata = await self._producer.send_and_wait(
+            self._topic, codec.encode(record), key=record.pool.encode(), partition=partition
+        )
+        return int(metadata.offset)
+
+
+class Validity:
+    """Which records of a pool count, told in order. Start it at what is already applied."""
+
+    def __init__(self, epoch: int = 0, seq: int = 0) -> None:
+        self.epoch = epoch
+        self.seq = seq
+
+    def counts(self, record: JournalRecord) -> bool:
+        """Whether this record is part of the pool's history; if so, later ones must continue it."""
+        marker = _marker(record)
+        if marker is not None:
+            if marker.epoch <= self.epoch:
+                return False
+            self.epoch = marker.epoch
+            return True
+        if record.epoch != self.epoch or record.seq != self.seq + 1:
+            return False
+        self.seq = record.seq
+        return True
+
+
+def _marker(record: JournalRecord) -> EpochStarted | None:
+    first = record.events[0] if record.events else None
+    return first if isinstance(first, EpochStarted) else None
+
+
+async def read(
+    connection: KafkaConnection, topic: str, partition: int, pool: str, start: int, stop: int | None = None
+) -> AsyncIterator[Entry]:
+    """The pool's records from offset `start` (or the oldest kept) up to `stop`, by default the end as it is now."""
+    async for offset, _, value in read_partition(connection, topic, partition, pool.encode(), start, stop):
+        yield Entry(offset, codec.decode_journal(value))
+
+
+async def read_partition(
+    connection: KafkaConnection, topic: str, partition: int, key: bytes, start: int, stop: int | None = None
+) -> AsyncIterator[tuple[int, int, bytes]]:
+    """(offset, timestamp in ms, value) of the messages with `key` in [start, stop).
+
+    Without `stop` it reads to the end as the broker tells it, and what comes within a moment beyond: Tansu tells an end
+    that may be a batch too low.
+    """
+    consumer = AIOKafkaConsumer(
+        **connection.client_options(),
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        max_poll_records=5000,
+        max_partition_fetch_bytes=_FETCH_BYTES,
+    )
+    await consumer.start()
+    try:
+        tp = TopicPartition(topic, partition)
+        consumer.assign([tp])
+        begin = (await consumer.beginning_offsets([tp]))[tp]
+        end = (await consumer.end_offsets([tp]))[tp] if stop is None else stop
+        position = max(start, begin)
+        consumer.seek(tp, position)
+        while position < end or stop is None:
+            batch = (await consumer.getmany(tp, timeout_ms=1000 if position < end else _BEYOND_MS)).get(tp, [])
+            if not batch and position >= end:
+                return
+            for message in batch:
+                if stop is not None and message.offset >= stop:
+                    return
+                if message.key == key and message.value is not None:
+                    yield message.offset, message.timestamp, message.value
+            position = await consumer.position(tp)
+    finally:
+        await consumer.stop()

@@ -1,0 +1,59 @@
+"""The command line. Exit codes: 0 done, 1 the answer is no (a check failed), 2 could not run, 3 fenced, 130 Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import typer
+
+from streamsched import __version__
+from streamsched.errors import EXIT_INTERRUPTED, UserError
+
+app = typer.Typer(
+    help="A streaming scheduler for shared GPU clusters.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and end."),
+) -> None:
+    if version:
+        typer.echo(f"streamsched {__version__}")
+        raise typer.Exit
+
+
+def _mount() -> None:
+    from streamsched.commands import demo, topics, up, worker
+
+    app.add_typer(topics.topics_app, name="topics")
+    app.command("worker")(worker.worker)
+    app.command("up")(up.up)
+    app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    """Entry point: errors a user can meet become one line on stderr and an exit code."""
+    _mount()
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"streamsched: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output is gone: say nothing more, also not at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    finally:
+        logging.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""`streamsched up`: a broker, a Redis, the topics and a worker, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, cast, get_args
+
+import typer
+from rich.console import Console
+
+from streamsched.bus.admin import apply_topics
+from streamsched.errors import CheckFailed, UserError
+from streamsched.service.settings import Settings
+from streamsched.service.stacks import Stack, StackName, start_stack
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+StackOption = Annotated[
+    str, typer.Option("--stack", help="embedded (wheels), local (Apache Kafka and redis-server) or external (yours).")
+]
+DataDir = Annotated[Path | None, typer.Option(help="Keep data and logs here; a temporary folder when not given.")]
+
+
+def up(stack: StackOption = "embedded", data_dir: DataDir = None) -> None:
+    """Start a stack, make the topics, run one worker. Ctrl-C or SIGTERM stops what was started."""
+    ended = threading.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: ended.set())
+    with running_stack(stack, data_dir) as (services, env), running_worker(env, None) as worker:
+        console.print(f"worker: pid {worker.pid}")
+        console.print("In another terminal:")
+        for name in ("STREAMSCHED_KAFKA_BOOTSTRAP", "STREAMSCHED_REDIS_URL", "STREAMSCHED_KAFKA_IDEMPOTENCE"):
+            if name in env:
+                console.print(f"  export {name}={env[name]}")
+        while not ended.wait(0.5):
+            if worker.poll() is not None:
+                raise CheckFailed(f"the worker ended with exit code {worker.returncode}")
+        console.print(f"stopping {services.name} stack")
+
+
+@contextmanager
+def running_stack(name: str, data_dir: Path | None) -> Iterator[tuple[Stack, dict[str, str]]]:
+    """The stack with its topics made, and the environment for clients and workers of it."""
+    with start_stack(stack_name(name), data_dir) as stack:
+        for line in stack.describe():
+            console.print(line)
+        env = dict(os.environ)
+        if stack.broker is not None:
+            env |= {
+                "STREAMSCHED_KAFKA_BOOTSTRAP": stack.kafka.bootstrap,
+                "STREAMSCHED_REDIS_URL": stack.redis.url,
+                "STREAMSCHED_KAFKA_IDEMPOTENCE": "on" if stack.kafka.idempotence else "off",
+            }
+            for inherited in ("STREAMSCHED_REDIS_URL_FILE", "STREAMSCHED_KAFKA_SECURITY_PROTOCOL"):
+                env.pop(inherited, None)
+        settings = Settings.from_env(env)
+        asyncio.run(apply_topics(settings.kafka, settings.names, settings.partitions))
+        yield stack, env
+
+
+@contextmanager
+def running_worker(env: dict[str, str], log: Path | None) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process with this environment; SIGTERM on exit, SIGKILL when that does not end it in time."""
+    command = [sys.executable, "-m", "streamsched.cli", "worker"]
+    with open(log, "ab") if log is not None else os.fdopen(os.dup(2), "wb") as output:
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def stack_name(name: str) -> StackName:
+    """Raises UserError for a stack that there is not."""
+    for known in get_args(StackName):
+        if name == known:
+            return cast(StackName, known)
+    raise UserError(f"--stack {name}: choose one of {', '.join(get_args(StackName))}")

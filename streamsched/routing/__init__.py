@@ -1,0 +1,1 @@
+"""Which pool a job goes to."""

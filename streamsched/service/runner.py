@@ -1,0 +1,651 @@
+"""The runner of one pool: takes events in, executes the core's instructions, keeps the promises about crashes.
+
+One commit is, in this order:
+  1. fold the events into the state in memory;
+  2. append one record (events, decisions, next input offsets) to the journal and wait for all replicas;
+  3. bring Redis to the new state by one script, which refuses an epoch that is not the pool's (zombies end here);
+     the decisions go with it as the outbox;
+  4. publish the decisions, and dead letters;
+  5. only then are the inputs acknowledged.
+A crash between any two steps is made good by `_recover`: Redis as it is, the journal's tail folded on top, the outbox
+published as far as it is not on the topic. Redelivered inputs are recognised by the offsets in the state.
+
+Whatever fails in step 2 leaves it open whether the record is there. Then the state in memory is thrown away and
+recovered under a new epoch, which decides the question for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+from redis.exceptions import RedisError
+
+from streamsched.bus import codec, journal
+from streamsched.bus.app import Input
+from streamsched.bus.codec import Refused
+from streamsched.bus.messages import Heartbeat, JournalRecord, Placement, PoolJob, QueueRanking, RankedJob
+from streamsched.core import events as ev
+from streamsched.core.cluster import ClusterState
+from streamsched.core.errors import BrokenInvariant
+from streamsched.core.instructions import Absorb, Decision, Place, Preempt, Refuse, Revoke, SolveWindow
+from streamsched.core.model import RunState
+from streamsched.core.problem import Problem, Solution, SolveStatus
+from streamsched.core.window import Ranker
+from streamsched.store.job_index import JobIndex
+from streamsched.store.pool_store import Outcome, PoolStore, Position
+
+from .retry import pauses, words
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+_RECORD_EVENTS = 1000
+_CHECK_EVERY_S = 2.0
+_RECORD_BYTES = 2 * 1024 * 1024
+"""Input bytes per journal record at most, so that a record stays well below the topic's limit."""
+
+
+class Fenced(Exception):
+    """Another worker owns the pool now; this process must end without writing anything more."""
+
+
+class GivenUp(Exception):
+    """The pool was stopped before these inputs were applied."""
+
+
+class _Stopped(Exception):
+    """Told to stop while Kafka or Redis did not answer."""
+
+
+class _StateLost(Exception):
+    """Redis does not hold what was written there, or a journal write is uncertain: recover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the runners of one worker share."""
+
+    settings: Settings
+    producer: AIOKafkaProducer
+    clock: Callable[[], float]
+    ranker: Ranker
+    solve: Callable[[Problem], Any]
+    """`await solve(problem) -> Solution`; off the event loop, bounded in time."""
+    letters: Callable[[Refused, Input], Any]
+    """`await letters(refused, input)` keeps a refused input."""
+    index: JobIndex
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Decoded inputs of one pool and whoever waits for them to be applied."""
+
+    inputs: list[tuple[Input, Any]]
+    done: asyncio.Future[None]
+
+
+@dataclass(slots=True)
+class _Work:
+    """One event on its way in, with the input it came from."""
+
+    event: ev.CoreEvent
+    source: Input | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What this process did for the pool, for logs and metrics."""
+
+    applied: int = 0
+    absorbed: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    decisions: Counter[str] = field(default_factory=Counter)
+    solves: Counter[str] = field(default_factory=Counter)
+    commits: int = 0
+    recoveries: int = 0
+
+
+class PoolRunner:
+    """Runs one pool while this worker has its partition. `start`, then `submit`; `stop` when the partition leaves."""
+
+    def __init__(self, pool: str, partition: int, parts: Parts, store: PoolStore) -> None:
+        self.pool = pool
+        self.partition = partition
+        self.counts = Counts()
+        self.state = ClusterState(pool, parts.settings.scheduler)
+        self._parts = parts
+        self._settings = parts.settings
+        self._names = parts.settings.names
+        self._store = store
+        self._journal = journal.JournalWriter(parts.producer, self._names.journal)
+        self._position = Position()
+        self._known_epoch = 0
+        self._inbox: deque[_Batch | Solution] = deque()
+        self._wake = asyncio.Event()
+        self._placements_end = 0
+        self._solving: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._worth_a_window = True
+        self._last_window = 0.0
+        self._last_timer = 0.0
+        self._last_ranking = 0.0
+        self._last_store = 0.0
+        self._heard: dict[str, float] = {}
+        self._strangers: dict[str, float] = {}
+
+    # ── from outside ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, on_end: Callable[[asyncio.Task[None]], None]) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"pool {self.pool}")
+        self._task.add_done_callback(on_end)
+
+    async def submit(self, inputs: list[tuple[Input, Any]]) -> None:
+        """Returns when the inputs are applied or refused, and safe; GivenUp when the pool is stopped before."""
+        batch = _Batch(inputs, asyncio.get_running_loop().create_future())
+        self._put(batch)
+        await batch.done
+
+    async def stop(self) -> None:
+        """Finish the commit under way, then end."""
+        self._stopping = True
+        if self._solving is not None:
+            self._solving.cancel()
+        self._wake.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        for item in self._inbox:
+            if isinstance(item, _Batch):
+                item.done.set_exception(GivenUp())
+        self._inbox.clear()
+
+    def _put(self, item: _Batch | Solution) -> None:
+        self._inbox.append(item)
+        self._wake.set()
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self) -> None:
+        try:
+            await self._recover_until_done()
+            while not self._stopping:
+                await self._wait()
+                batches, works = self._take()
+                try:
+                    await self._apply_until_done(batches, works)
+                finally:
+                    for batch in batches:
+                        if not batch.done.done():
+                            batch.done.set_exception(GivenUp())
+        except _Stopped:
+            log.info("pool %s: stopped with a commit under way; its next owner completes it", self.pool)
+
+    async def _wait(self) -> None:
+        """Until there is work or a timer is due."""
+        if not self._inbox and not self._stopping:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._wait_s())
+        self._wake.clear()
+
+    def _take(self) -> tuple[list[_Batch], list[_Work]]:
+        """All that is there, up to a record's worth."""
+        batches: list[_Batch] = []
+        works: list[_Work] = []
+        taken = 0
+        while self._inbox and taken < _RECORD_EVENTS:
+            item = self._inbox.popleft()
+            if isinstance(item, _Batch):
+                batches.append(item)
+                taken += len(item.inputs)
+            elif item.assignments:
+                works.append(_Work(ev.WindowSolved(solution=item)))
+        return batches, works
+
+    def _wait_s(self) -> float:
+        now = self._parts.clock()
+        due = self._last_timer + self._settings.timer_s
+        if self._worth_a_window and self._solving is None:
+            due = min(due, self._last_window + self._settings.window_s)
+        return max(0.0, due - now)
+
+    async def _apply_until_done(self, batches: list[_Batch], works: list[_Work]) -> None:
+        """Apply; when the state had to be recovered on the way, apply again what its offsets say is not in."""
+        while True:
+            try:
+                todo = works + [work for batch in batches for work in await self._admit(batch)]
+                todo += self._timers()
+                for chunk in _chunks(todo):
+                    await self._commit(chunk)
+                await self._check_store()
+                break
+            except _StateLost as lost:
+                log.warning("pool %s: %s; recovering", self.pool, lost)
+                works = []
+                await self._recover_until_done()
+        for batch in batches:
+            if not batch.done.done():
+                batch.done.set_result(None)
+
+    async def _admit(self, batch: _Batch) -> list[_Work]:
+        """The inputs that are new, as events. Signs of life of nodes that are well are noted here and go no further."""
+        works: list[_Work] = []
+        for source, message in batch.inputs:
+            if source.offset < self._position.next_offsets.get(f"{source.topic}:{source.partition}", 0):
+                continue
+            if isinstance(message, Heartbeat) and self._note_heartbeat(message):
+                continue
+            works.append(_Work(_event(message, source), source))
+        return works
+
+    def _note_heartbeat(self, message: Heartbeat) -> bool:
+        """True when it tells the core nothing: the node is known and not thought lost, or a stranger told of lately."""
+        now = self._parts.clock()
+        node = self.state.inventory.nodes.get(message.node_id)
+        if node is not None:
+            self._heard[message.node_id] = now
+            return not node.record.lost
+        if now - self._strangers.get(message.node_id, -1e9) < 60.0:
+            return True
+        if len(self._strangers) > 10_000:
+            self._strangers.clear()
+        self._strangers[message.node_id] = now
+        return False
+
+    def _pass(self, source: Input) -> None:
+        """The next offset is part of the state; when nothing else changed it is stored with the next commit."""
+        self._position.next_offsets[f"{source.topic}:{source.partition}"] = source.offset + 1
+
+    def _timers(self) -> list[_Work]:
+        now = self._parts.clock()
+        works: list[_Work] = []
+        timer_due = now - self._last_timer >= self._settings.timer_s
+        window_due = self._worth_a_window and now - self._last_window >= self._settings.window_s
+        if timer_due:
+            self._last_timer = now
+            works += [_Work(ev.NodeLost(node_id=node_id)) for node_id in self._silent_nodes(now)]
+        if timer_due or (window_due and self._solving is None):
+            works.append(_Work(ev.WindowElapsed()))
+        return works
+
+    def _silent_nodes(self, now: float) -> list[str]:
+        limit = now - self._settings.node_silent_s
+        silent = []
+        for node in self.state.inventory:
+            heard = self._heard.setdefault(node.node_id, now)
+            if heard < limit and not node.record.lost:
+                silent.append(node.node_id)
+        return sorted(silent)
+
+    # ── a commit ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _commit(self, works: list[_Work]) -> None:
+        now = self._parts.clock()
+        self.state.ranker = self._parts.ranker if self._solving is None else None
+        decisions: list[Decision] = []
+        letters: list[tuple[Refused, Input]] = []
+        problem: Problem | None = None
+        for work in works:
+            for instruction in self.state.handle(work.event, now):
+                if isinstance(instruction, SolveWindow):
+                    problem = instruction.problem
+                elif isinstance(instruction, Refuse):
+                    self._refuse(instruction, work.source, letters)
+                elif isinstance(instruction, Absorb):
+                    self.counts.absorbed[instruction.code] += 1
+                elif isinstance(instruction, Place | Preempt | Revoke):
+                    decisions.append(instruction)
+            if work.source is not None:
+                self._pass(work.source)
+        changes = self.state.take_changes()
+        if changes or decisions:
+            await self._make_durable(works, now, decisions, changes)
+        for refused, source in letters:
+            await self._parts.letters(refused, source)
+        if any(isinstance(work.event, ev.WindowElapsed) for work in works):
+            self._worth_a_window = False
+            self._last_window = now
+        if changes or decisions:
+            self._worth_a_window = True
+        if problem is not None and self._solving is None and not self._stopping:
+            self._solving = asyncio.create_task(self._solve(problem))
+
+    def _refuse(self, instruction: Refuse, source: Input | None, letters: list[tuple[Refused, Input]]) -> None:
+        self.counts.refused[instruction.code] += 1
+        if source is not None:
+            letters.append((Refused(instruction.code, instruction.detail), source))  # type: ignore[arg-type]
+
+    async def _make_durable(self, works: list[_Work], now: float, decisions: list[Decision], changes: Any) -> None:
+        """Journal, Redis, placements, in this order."""
+        before = self._position
+        record = JournalRecord(
+            pool=self.pool,
+            epoch=self.state.epoch,
+            seq=before.seq + 1,
+            now=now,
+            events=tuple(work.event for work in works),
+            decisions=tuple(decisions),
+            next_offsets=dict(before.next_offsets),
+        )
+        try:
+            offset = await self._journal.append(record, self.partition)
+        except KafkaError as error:
+            raise _StateLost(f"a journal write is uncertain ({words(error)})") from None
+        self._position = msgspec.structs.replace(
+            before,
+            seq=record.seq,
+            journal=offset + 1,
+            outbox=tuple(self._placements(record)),
+            placements=self._placements_end,
+        )
+        await self._store_commit(before.seq, changes)
+        await self._publish(self._position.outbox)
+        self.counts.commits += 1
+        self.counts.applied += len(works)
+        self.counts.decisions.update(type(decision).__name__.lower() for decision in decisions)
+        if gone := [job_id for job_id, job in changes.jobs.items() if job is None]:
+            await self._forget_in_index(gone)
+
+    async def _store_commit(self, before: int, changes: Any) -> None:
+        for pause in pauses():
+            try:
+                outcome = await self._store.commit(self.state.epoch, before, self._position, changes, self._summary())
+                break
+            except (RedisError, OSError) as error:
+                log.warning("pool %s: Redis does not answer (%s), trying again", self.pool, words(error))
+                await self._pause(pause)
+        self._last_store = self._parts.clock()
+        self._judge(outcome)
+
+    async def _forget_in_index(self, job_ids: list[str]) -> None:
+        """Only bounds the index: an entry that stays sends a resubmission to the same pool, which takes it as new."""
+        try:
+            await self._parts.index.forget(self.pool, job_ids)
+        except (RedisError, OSError) as error:
+            log.warning("pool %s: %d jobs stay in the job index (%s)", self.pool, len(job_ids), words(error))
+
+    async def _check_store(self) -> None:
+        """An idle owner looks now and then whether Redis still holds its state and its epoch."""
+        now = self._parts.clock()
+        if now - self._last_store < _CHECK_EVERY_S:
+            return
+        self._last_store = now
+        try:
+            outcome = await self._store.check(self.state.epoch, self._position.seq)
+        except (RedisError, OSError) as error:
+            log.warning("pool %s: Redis does not answer (%s)", self.pool, words(error))
+            return
+        self._judge(outcome)
+
+    def _judge(self, outcome: Outcome) -> None:
+        if outcome is Outcome.FENCED:
+            raise Fenced(f"another worker has taken over pool {self.pool}")
+        if outcome is Outcome.LOST:
+            raise _StateLost("Redis does not hold what was last written there")
+
+    def _placements(self, record: JournalRecord) -> Iterable[Placement]:
+        for decision in record.decisions:
+            yield Placement(pool=self.pool, time=record.now, epoch=record.epoch, seq=record.seq, decision=decision)
+
+    async def _publish(self, placements: Iterable[Placement]) -> None:
+        """Put the decisions on the topic and wait until they are safe there, however long that takes."""
+        todo = list(placements)
+        for pause in pauses():
+            if not todo:
+                return
+            sent = [await self._send(placement) for placement in todo]
+            failed: list[Placement] = []
+            reason = ""
+            for placement, answer in zip(todo, await asyncio.gather(*sent, return_exceptions=True), strict=True):
+                if isinstance(answer, KafkaError):
+                    failed.append(placement)
+                    reason = words(answer)
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    self._placements_end = max(self._placements_end, answer.offset + 1)
+            todo = failed
+            if failed:
+                log.warning("pool %s: %d placements not published yet (%s)", self.pool, len(failed), reason)
+                await self._pause(pause)
+
+    async def _pause(self, seconds: float) -> None:
+        if self._stopping:
+            raise _Stopped
+        await asyncio.sleep(seconds)
+
+    async def _send(self, placement: Placement) -> Any:
+        """The future of one produce; a failure to enqueue is a failed future as well."""
+        decision = placement.decision
+        trace = decision.traceparent if isinstance(decision, Place) else None
+        try:
+            return await self._parts.producer.send(
+                self._names.placements,
+                codec.encode(placement),
+                key=self.pool.encode(),
+                partition=self.partition,
+                headers=[("traceparent", trace.encode())] if trace else None,
+            )
+        except KafkaError as error:
+            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
+
+    # ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _solve(self, problem: Problem) -> None:
+        try:
+            solution: Solution = await self._parts.solve(problem)
+        except Exception:
+            log.exception("pool %s: a window could not be solved", self.pool)
+            solution = Solution(window=problem.window, status=SolveStatus.EMPTY)
+        self._solving = None
+        self.counts.solves[solution.status.value] += 1
+        self._put(solution)
+        await self._publish_ranking(solution)
+
+    async def _publish_ranking(self, solution: Solution) -> None:
+        """The queue as it was ranked for this window, with why each job was not placed; at most one a second."""
+        now, window = self._parts.clock(), self.state.window
+        if window is None or now - self._last_ranking < self._settings.ranking_every_s:
+            return
+        self._last_ranking = now
+        placed = {assignment.job_id for assignment in solution.assignments}
+        waiting = [ranked for ranked in window.ranking if ranked.job_id not in placed]
+        jobs = []
+        for place, ranked in enumerate(waiting[: self._settings.ranking_jobs], start=1):
+            job = self.state.jobs.get(ranked.job_id)
+            if job is not None:
+                jobs.append(
+                    RankedJob(
+                        job_id=ranked.job_id,
+                        rank=place,
+                        score=ranked.score,
+                        state=job.state.value,
+                        reason=ranked.reason or solution.unplaced.get(ranked.job_id, "outranked in this window"),
+                        waited_s=max(0.0, now - job.queued_at),
+                    )
+                )
+        ranking = QueueRanking(
+            pool=self.pool,
+            time=now,
+            epoch=self.state.epoch,
+            seq=self._position.seq,
+            policy=window.problem.policy,
+            queued=len(waiting),
+            truncated=len(waiting) > len(jobs),
+            jobs=tuple(jobs),
+        )
+        try:
+            await self._parts.producer.send(
+                self._names.rankings, codec.encode(ranking), key=self.pool.encode(), partition=self.partition
+            )
+        except KafkaError as error:
+            log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
+
+    def _summary(self) -> bytes:
+        """What the router and `status` want to know without reading the whole state."""
+        free: Counter[str] = Counter()
+        total: Counter[str] = Counter()
+        for (gpu_type, gpus, _, _), nodes in self.state.inventory.capabilities.items():
+            total[gpu_type] += gpus * nodes
+        for node_class in self.state.inventory.classes():
+            free[node_class.gpu_type] += node_class.free_gpus * len(node_class.node_ids)
+        return msgspec.json.encode(
+            {
+                "time": self._parts.clock(),
+                "queued": self.state.waiting(),
+                "runs": len(self.state.runs),
+                "nodes": len(self.state.inventory.nodes),
+                "gpus": dict(total),
+                "free_gpus": dict(free),
+                "policy": self._settings.scheduler.policy,
+            }
+        )
+
+    # ── recovery ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _recover_until_done(self) -> None:
+        for pause in pauses():
+            try:
+                await self._recover()
+                return
+            except (RedisError, KafkaError, OSError) as error:
+                log.warning("pool %s: cannot recover yet (%s), trying again", self.pool, words(error))
+                await self._pause(pause)
+
+    async def _recover(self) -> None:
+        """Redis as it is, the journal's tail on top, under a new epoch. See the module's docstring."""
+        if self._solving is not None:
+            self._solving.cancel()
+        stored = await self._store.load()
+        state = ClusterState(self.pool, self._settings.scheduler)
+        if stored.state is not None:
+            state.load(stored.state)
+        fold = _Fold(state, stored.position)
+        await self._read_on(fold)
+        epoch = await self._store.acquire(max(stored.epoch, fold.validity.epoch, self._known_epoch))
+        self._known_epoch = epoch
+        marker = JournalRecord(
+            pool=self.pool,
+            epoch=epoch,
+            seq=0,
+            now=self._parts.clock(),
+            events=(ev.EpochStarted(epoch=epoch, config=self._settings.scheduler),),
+        )
+        end = await self._journal.append(marker, self.partition) + 1
+        await self._read_on(fold, end)
+        if state.epoch != epoch:
+            raise Fenced(f"another worker has taken over pool {self.pool} (epoch {state.epoch})")
+        unpublished = await self._not_on_topic(fold)
+        self._position = msgspec.structs.replace(fold.position, outbox=tuple(unpublished))
+        state.take_changes()
+        self.state = state
+        self._judge(await self._store.reset(epoch, self._position, state.everything(), self._summary()))
+        await self._parts.index.restore(self.pool, list(state.jobs), epoch)
+        self._placements_end = fold.position.placements
+        await self._publish(unpublished)
+        now = self._parts.clock()
+        self._heard = {node.node_id: now for node in state.inventory}
+        self._worth_a_window = True
+        self.counts.recoveries += 1
+        log.info(
+            "pool %s: epoch %d, %d jobs, %d runs, %d nodes, %d placements made good",
+            self.pool, epoch, len(state.jobs), len(state.runs), len(state.inventory.nodes), len(unpublished),
+        )  # fmt: skip
+
+    async def _read_on(self, fold: _Fold, stop: int | None = None) -> None:
+        async for entry in journal.read(
+            self._settings.kafka, self._names.journal, self.partition, self.pool, fold.position.journal, stop
+        ):
+            fold.add(entry)
+
+    async def _not_on_topic(self, fold: _Fold) -> list[Placement]:
+        """Decisions that still matter and are not on the topic: their writer ended before it had sent them."""
+        still = [p for p in fold.decisions if _matters(p.decision, fold.state)]
+        if not still:
+            return []
+        there = set()
+        async for _, _, value in journal.read_partition(
+            self._settings.kafka, self._names.placements, self.partition, self.pool.encode(), fold.position.placements
+        ):
+            decision = codec.decode_placement(value).decision
+            there.add((type(decision), decision.placement_id))
+        return [p for p in still if (type(p.decision), p.decision.placement_id) not in there]
+
+
+class _Fold:
+    """A state and how far it has come in the journal."""
+
+    def __init__(self, state: ClusterState, position: Position) -> None:
+        self.state = state
+        self.position = msgspec.structs.replace(position, next_offsets=dict(position.next_offsets))
+        self.validity = journal.Validity(state.epoch, position.seq)
+        self.decisions = list(position.outbox)
+
+    def add(self, entry: journal.Entry) -> None:
+        """Fold one record, if it counts; what it decided must be what the core decides again."""
+        record = entry.record
+        self.position = msgspec.structs.replace(self.position, journal=entry.offset + 1)
+        if not self.validity.counts(record):
+            return
+        decided: list[Decision] = []
+        for event in record.events:
+            for instruction in self.state.handle(event, record.now):
+                if isinstance(instruction, Place | Preempt | Revoke):
+                    decided.append(instruction)
+        if tuple(decided) != record.decisions:
+            raise BrokenInvariant(
+                f"pool {record.pool}, journal offset {entry.offset}: its decisions are not what its events give"
+            )
+        self.decisions += [
+            Placement(pool=record.pool, time=record.now, epoch=record.epoch, seq=record.seq, decision=decision)
+            for decision in record.decisions
+        ]
+        self.position = msgspec.structs.replace(
+            self.position,
+            seq=max(self.position.seq, record.seq),
+            next_offsets=self.position.next_offsets | record.next_offsets,
+        )
+
+
+def _matters(decision: Decision, state: ClusterState) -> bool:
+    """Whether an executor still has to hear of it: a run that has ended needs neither its start nor its stop."""
+    run = state.runs.get(decision.placement_id)
+    if run is None:
+        return False
+    return run.state is RunState.PLACED if isinstance(decision, Place) else run.stop_at is not None
+
+
+def _event(message: Any, source: Input) -> ev.CoreEvent:
+    if isinstance(message, PoolJob):
+        if message.arrival is not None:
+            return ev.JobArrived(spec=codec.job_spec(message.arrival, message.traceparent))
+        assert message.command is not None
+        return codec.command_event(message.command, message.origin.offset)
+    if source.topic.startswith("nodes"):
+        return codec.node_event(message)
+    return codec.run_event(message)
+
+
+def _chunks(works: list[_Work]) -> Iterable[list[_Work]]:
+    """Cut to what fits into one journal record."""
+    chunk: list[_Work] = []
+    size = 0
+    for work in works:
+        weight = len(work.source.value or b"") if work.source is not None else 0
+        if chunk and (len(chunk) >= _RECORD_EVENTS or size + weight > _RECORD_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(work)
+        size += weight
+    if chunk:
+        yield chunk

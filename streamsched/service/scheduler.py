@@ -1,0 +1,162 @@
+"""The scheduler's side of the bus: sorts inputs by pool, keeps one runner per pool that this worker has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from streamsched.bus import codec, topics
+from streamsched.bus.app import Input
+from streamsched.bus.codec import Refused
+from streamsched.bus.topics import partition_of
+from streamsched.store.pool_store import PoolStore
+
+from .letters import DeadLetters
+from .retry import words
+from .runner import GivenUp, Parts, PoolRunner
+
+log = logging.getLogger(__name__)
+
+_DECODERS: dict[str, Callable[[bytes | None], Any]] = {
+    topics.POOL_JOBS.name: codec.decode_pool_job,
+    topics.COMPLETIONS.name: codec.decode_completion,
+    topics.NODES.name: codec.decode_node,
+    topics.TELEMETRY.name: codec.decode_telemetry,
+}
+
+
+class Scheduler:
+    """Runners come and go with the assignment of partitions. `on_fault` is called when a runner ends by an error."""
+
+    def __init__(
+        self, parts: Parts, redis: Redis, letters: DeadLetters, on_fault: Callable[[BaseException], None]
+    ) -> None:
+        self._parts = parts
+        self._settings = parts.settings
+        self._redis = redis
+        self._letters = letters
+        self._on_fault = on_fault
+        self._partition = {pool: partition_of(pool, self._settings.partitions) for pool in self._settings.pools}
+        self.runners: dict[str, PoolRunner] = {}
+        self._assigned = asyncio.Event()
+        self.telemetry = Telemetry(redis, self._settings.key_prefix)
+
+    # ── partitions ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def assigned(self, partitions: frozenset[int]) -> None:
+        """Start the runners of the pools in these partitions; they recover in the background."""
+        mine = {pool for pool, partition in self._partition.items() if partition in partitions}
+        await self._stop([pool for pool in self.runners if pool not in mine])
+        for pool in sorted(mine - self.runners.keys()):
+            store = PoolStore(self._redis, pool, self._settings.key_prefix)
+            runner = PoolRunner(pool, self._partition[pool], self._parts, store)
+            self.runners[pool] = runner
+            runner.start(self._ended)
+        log.info("pools here: %s", ", ".join(sorted(mine)) or "none")
+        self._assigned.set()
+
+    async def revoked(self) -> None:
+        """Finish what is being written; nothing is written after this until the next assignment."""
+        self._assigned.clear()
+        await self._stop(list(self.runners))
+
+    async def drain(self) -> None:
+        """For the end of the process."""
+        await self.revoked()
+
+    async def _stop(self, pools: list[str]) -> None:
+        runners = [self.runners.pop(pool) for pool in pools]
+        await asyncio.gather(*(runner.stop() for runner in runners))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fault(error)
+
+    # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def schedule(self, inputs: list[Input]) -> dict[int, Awaitable[None] | None]:
+        """Apply a batch of pool.jobs, jobs.completions and nodes.events: returns when all of it is safe.
+
+        Inputs of a pool that moves away meanwhile are given back as None: not to be acknowledged.
+        """
+        by_pool: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+        for place, source in enumerate(inputs):
+            try:
+                message = self._decode(source)
+            except Refused as refused:
+                await self._letters(refused, source)
+            else:
+                by_pool[message.pool].append((place, message))
+        applied = await asyncio.gather(*(self._submit(pool, inputs, items) for pool, items in by_pool.items()))
+        return {
+            place: None for done, items in zip(applied, by_pool.values(), strict=True) if not done for place, _ in items
+        }
+
+    def _decode(self, source: Input) -> Any:
+        message = _DECODERS[source.topic](source.value)
+        partition = self._partition.get(message.pool)
+        if partition is None:
+            raise Refused("unknown-pool", f"no pool {message.pool} here, there is {', '.join(self._settings.pools)}")
+        if partition != source.partition:
+            raise Refused(
+                "wrong-partition",
+                f"pool {message.pool} is in partition {partition}: use the pool as key and Kafka's default partitioner",
+            )
+        return message
+
+    async def _submit(self, pool: str, inputs: list[Input], items: list[tuple[int, Any]]) -> bool:
+        """False when the pool is not here (any more): its next owner, maybe this worker, gets the inputs again."""
+        await self._assigned.wait()
+        runner = self.runners.get(pool)
+        if runner is None:
+            return False
+        try:
+            await runner.submit([(inputs[place], message) for place, message in items])
+        except GivenUp:
+            return False
+        return True
+
+    async def observe(self, inputs: list[Input]) -> dict[int, Awaitable[None] | None]:
+        """Keep the latest telemetry of each node; nothing is decided by it here."""
+        for source in inputs:
+            try:
+                self.telemetry.note(self._decode(source))
+            except Refused as refused:
+                await self._letters(refused, source)
+        return {}
+
+
+class Telemetry:
+    """The latest sample of each node, written to Redis once a second at most. A lost write is replaced by the next."""
+
+    def __init__(self, redis: Redis, prefix: str) -> None:
+        self._redis = redis
+        self._prefix = prefix
+        self._latest: dict[tuple[str, str], Any] = {}
+        self.counts: Counter[str] = Counter()
+
+    def note(self, message: Any) -> None:
+        self.counts["samples"] += 1
+        known = self._latest.get((message.pool, message.node_id))
+        if known is None or codec.epoch_seconds(known.time) <= codec.epoch_seconds(message.time):
+            self._latest[message.pool, message.node_id] = message
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(1.0)
+            latest, self._latest = self._latest, {}
+            try:
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    for (pool, node_id), message in latest.items():
+                        pipe.hset(f"{self._prefix}{{{pool}}}:telemetry", node_id, msgspec.json.encode(message).decode())
+                    await pipe.execute()
+            except (RedisError, OSError) as error:
+                log.warning("telemetry of %d nodes not stored (%s)", len(latest), words(error))
