@@ -245,17 +245,19 @@ def _check_capacity(runs: Iterable[RunRecord], capacities: Mapping[str, int], re
 
 def _check_devices(runs: Iterable[RunRecord], result: Audit) -> None:
     """At no time more than a whole of any device; what ends at a moment makes room for what begins in it."""
-    changes: dict[tuple[str, int], list[tuple[float, int, int, str]]] = {}
+    changes: dict[tuple[str, int], list[tuple[float, bool, int, str]]] = {}
     for run in runs:
         for allocation, start, end in run.held(until=float("inf")):
+            if end <= start:  # refused at once, or stopped before it came: it never held anything
+                continue
             for gpu in allocation.gpus:
                 device = changes.setdefault((allocation.node_id, gpu), [])
-                device.append((start, 1, allocation.gpu_milli, run.place.placement_id))
-                device.append((max(start, end), 0 if end > start else 2, allocation.gpu_milli, run.place.placement_id))
+                device.append((start, True, allocation.gpu_milli, run.place.placement_id))
+                device.append((end, False, allocation.gpu_milli, run.place.placement_id))
     for (node_id, gpu), device_changes in changes.items():
         holders: dict[str, int] = {}
-        for at, kind, milli, placement_id in sorted(device_changes):
-            if kind != 1:
+        for at, begins, milli, placement_id in sorted(device_changes):
+            if not begins:
                 holders.pop(placement_id, None)
                 continue
             holders[placement_id] = holders.get(placement_id, 0) + milli

@@ -1,4 +1,4 @@
-"""The audit finds each kind of wrong in histories broken on purpose, and nothing in sound ones; figures of a summary."""
+"""The audit finds each kind of wrong in histories broken on purpose, and nothing in sound ones; the summary is right."""
 
 from __future__ import annotations
 
