@@ -171,6 +171,7 @@ def test_whatever_the_fleet_is_told_it_never_runs_a_device_twice(
         message = m.Placement(pool="p", time=now, epoch=1, seq=1, decision=decision)
         history.placements.append(Stamped(now, message))
         fleet.handle(message, now)
+        advance()
     now += 1000.0
     advance()
     assert fleet.live_runs == 0

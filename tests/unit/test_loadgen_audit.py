@@ -1,4 +1,4 @@
-"""The audit finds each kind of wrong in histories broken on purpose, and nothing in sound ones; the summary is right."""
+"""The audit finds each kind of wrong in histories broken on purpose and nothing in sound ones; the summary adds up."""
 
 from __future__ import annotations
 
