@@ -7,7 +7,7 @@ partition while its past, and its worker, stay with the old one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
@@ -87,16 +87,17 @@ async def apply_topics(
     """Make the cluster as declared; changes come back with `done` where that worked. A second time nothing changes.
 
     `replication` None leaves it to the broker. Topics are not created while others of their partition group have
-    another count. Returns when all partitions have a leader.
+    another count. Returns when the broker tells of every change and all partitions have a leader.
     """
     async with _admin(connection) as admin:
         changes = await _diff(admin, names, partitions)
-        changes = await _create_missing(admin, names, changes, partitions, replication)
+        changes, overtaken = await _create_missing(admin, names, changes, partitions, replication)
+        if overtaken:  # somebody else made them, perhaps otherwise
+            await _until_empty(connection, lambda: _without_leader(admin, overtaken))
+            theirs = [change for change in await _diff(admin, names, partitions) if change.topic in overtaken]
+            changes = [change for change in changes if change.topic not in overtaken] + theirs
         changes = await _alter_configs(admin, changes)
-        present = {names.of(declaration) for declaration in DECLARATIONS} - {
-            change.topic for change in changes if change.kind == "missing" and not change.done
-        }
-        await _settled(admin, connection, present)
+        await _until_empty(connection, lambda: _unfinished(admin, names, partitions, changes))
         return changes
 
 
@@ -178,7 +179,8 @@ async def _create_missing(
     changes: list[Change],
     partitions: int,
     replication: int | None,
-) -> list[Change]:
+) -> tuple[list[Change], set[str]]:
+    """The changes after creating what may be created, and the topics that had come into being in the meantime."""
     uneven = any(change.kind == "partitions" for change in changes)
     declared = {names.of(declaration): declaration for declaration in DECLARATIONS}
     wanted = [
@@ -186,16 +188,16 @@ async def _create_missing(
         for change in changes
         if change.kind == "missing" and not (uneven and declared[change.topic].partition_group == "shared")
     ]
-    created = await _create(admin, [_new_topic(declared[topic], topic, partitions, replication) for topic in wanted])
-    refused = "not created: existing topics have another number of partitions, and all must have the same"
-    return [
-        change
-        if change.kind != "missing"
-        else replace(change, done=True)
-        if change.topic in created
-        else replace(change, note=refused)
-        for change in changes
-    ]
+    overtaken = await _create(admin, [_new_topic(declared[topic], topic, partitions, replication) for topic in wanted])
+    return [_created(change, wanted) if change.kind == "missing" else change for change in changes], overtaken
+
+
+def _created(change: Change, wanted: list[str]) -> Change:
+    if change.topic in wanted:
+        return replace(change, done=True)
+    return replace(
+        change, note="not created: existing topics have another number of partitions, and all must have the same"
+    )
 
 
 def _new_topic(declaration: TopicDeclaration, topic: str, partitions: int, replication: int | None) -> NewTopic:
@@ -206,14 +208,15 @@ def _new_topic(declaration: TopicDeclaration, topic: str, partitions: int, repli
 
 
 async def _create(admin: AIOKafkaAdminClient, topics: list[NewTopic]) -> set[str]:
-    """Names created, or made by somebody else in the meantime."""
+    """Create them; the answer is those that were there already."""
     if not topics:
         return set()
     response = await admin.create_topics(topics, timeout_ms=int(_REQUEST_TIMEOUT_S * 1000))
+    present = {topic for topic, code, _ in response.topic_errors if code == TopicAlreadyExistsError.errno}
     for topic, code, message in response.topic_errors:
-        if code != TopicAlreadyExistsError.errno:
+        if topic not in present:
             _raise_for(code, topic, message)
-    return {topic.name for topic in topics}
+    return present
 
 
 async def _alter_configs(admin: AIOKafkaAdminClient, changes: list[Change]) -> list[Change]:
@@ -243,24 +246,37 @@ async def _alter(admin: AIOKafkaAdminClient, wanted: dict[str, dict[str, str]]) 
             _raise_for(resource["error_code"], resource["resource_name"], resource["error_message"])
 
 
-async def _settled(admin: AIOKafkaAdminClient, connection: KafkaConnection, topics: set[str]) -> None:
-    """Wait until every partition of `topics` has a leader, so that nobody meets half-made topics."""
-    pending = topics
+async def _until_empty(connection: KafkaConnection, pending: Callable[[], Awaitable[set[str]]]) -> None:
+    """Wait for the topics that `pending` names: brokers learn of a change some time after it was accepted."""
+    left: set[str] = set()
     try:
         async with asyncio.timeout(_SETTLE_TIMEOUT_S):
             while True:
-                if not (pending := topics - await _led(admin)):
+                if not (left := await pending()):
                     return
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise ServiceUnreachable(
-            f"Kafka at {connection.bootstrap}: no leader for {', '.join(sorted(pending))} "
-            f"within {_SETTLE_TIMEOUT_S:.0f} s; check that all brokers are up"
+            f"Kafka at {connection.bootstrap}: no leader or old configs for {', '.join(sorted(left)) or 'any topic'} "
+            f"after {_SETTLE_TIMEOUT_S:.0f} s; check that all brokers are up"
         ) from None
 
 
-async def _led(admin: AIOKafkaAdminClient) -> set[str]:
-    return {
+async def _unfinished(
+    admin: AIOKafkaAdminClient, names: TopicNames, partitions: int, changes: list[Change]
+) -> set[str]:
+    """Topics that the broker still describes as they were before `changes`, or that cannot be used yet."""
+    done = {(change.topic, change.setting) for change in changes if change.done}
+    now = await _diff(admin, names, partitions)
+    present = {names.of(declaration) for declaration in DECLARATIONS} - {
+        change.topic for change in now if change.kind == "missing"
+    }
+    old = {change.topic for change in now if (change.topic, change.setting) in done and change.is_difference}
+    return old | await _without_leader(admin, present)
+
+
+async def _without_leader(admin: AIOKafkaAdminClient, topics: set[str]) -> set[str]:
+    return topics - {
         described["topic"]
         for described in await admin.describe_topics()
         if described["error_code"] == 0

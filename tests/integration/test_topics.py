@@ -47,6 +47,19 @@ def with_admin(kafka: KafkaConnection, work: Callable[[AIOKafkaAdminClient], Awa
     asyncio.run(connected())
 
 
+def create(kafka: KafkaConnection, topic: str, partitions: int, **configs: str) -> None:
+    """As somebody else would; returns when the broker tells of it."""
+
+    async def work(admin: AIOKafkaAdminClient) -> None:
+        settings = {name.replace("_", "."): value for name, value in configs.items()}
+        await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=settings)])
+        async with asyncio.timeout(30):
+            while topic not in await admin.list_topics():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    with_admin(kafka, work)
+
+
 @pytest.fixture
 def names(namespace: str) -> TopicNames:
     return TopicNames(f"{namespace}-")
@@ -70,8 +83,7 @@ def test_apply_makes_all_topics_and_a_second_time_nothing(kafka: KafkaConnection
 
 
 def test_a_config_that_differs_is_shown_and_set_where_the_broker_can(kafka: KafkaConnection, names: TopicNames) -> None:
-    other = {"retention.ms": "5000", "cleanup.policy": "delete", "segment.bytes": "16777216"}
-    with_admin(kafka, lambda admin: admin.create_topics([NewTopic(names.journal, PARTITIONS, 1, topic_configs=other)]))
+    create(kafka, names.journal, PARTITIONS, retention_ms="5000", cleanup_policy="delete")
     apply_changes = {change.setting: change for change in apply(kafka, names) if change.topic == names.journal}
     retention = apply_changes["retention.ms"]
     assert (retention.wanted, retention.found) == ("-1", "5000")
@@ -84,8 +96,7 @@ def test_a_config_that_differs_is_shown_and_set_where_the_broker_can(kafka: Kafk
 
 
 def test_configs_that_others_set_are_kept(kafka: KafkaConnection, names: TopicNames) -> None:
-    other = {"retention.ms": "5000", "segment.bytes": "16777216"}
-    with_admin(kafka, lambda admin: admin.create_topics([NewTopic(names.journal, PARTITIONS, 1, topic_configs=other)]))
+    create(kafka, names.journal, PARTITIONS, retention_ms="5000", segment_bytes="16777216")
     apply(kafka, names)
     found: dict[str, str] = {}
 
@@ -99,7 +110,7 @@ def test_configs_that_others_set_are_kept(kafka: KafkaConnection, names: TopicNa
 
 
 def test_another_partition_count_is_reported_never_changed(kafka: KafkaConnection, names: TopicNames) -> None:
-    with_admin(kafka, lambda admin: admin.create_topics([NewTopic(names.pool_jobs, PARTITIONS + 2, 1)]))
+    create(kafka, names.pool_jobs, PARTITIONS + 2)
     changes = apply(kafka, names)
     (uneven,) = [change for change in changes if change.kind == "partitions"]
     assert uneven.topic == names.pool_jobs
@@ -109,6 +120,15 @@ def test_another_partition_count_is_reported_never_changed(kafka: KafkaConnectio
     assert all("same" in change.note for change in missing if not change.done)
     again = [change for change in diff(kafka, names) if change.kind == "partitions"]
     assert again == [uneven]
+
+
+def test_two_applies_at_once_do_not_disturb_each_other(kafka: KafkaConnection, names: TopicNames) -> None:
+    async def both() -> list[list[Change]]:
+        return await asyncio.gather(*(apply_topics(kafka, names, PARTITIONS) for _ in range(2)))
+
+    for changes in asyncio.run(both()):
+        assert not any(change.is_difference for change in changes)
+    assert not any(change.is_difference for change in diff(kafka, names))
 
 
 def test_the_command_line(kafka: KafkaConnection, names: TopicNames, monkeypatch: pytest.MonkeyPatch) -> None:
