@@ -15,6 +15,17 @@ can_apt() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null
 }
 
+# Newer releases have no Java 17 any more; their default is later than that.
+available() {
+  local name
+  for name in "$@"; do
+    if [ "$name" = openjdk-17-jre-headless ] && ! apt-cache show "$name" >/dev/null 2>&1; then
+      name=default-jre-headless
+    fi
+    echo "$name"
+  done
+}
+
 # Debian starts a service as soon as its package is there. The stacks start servers of their own at free ports, so none
 # may be left on the usual ones: a policy-rc.d that says no for the time of the installation, and no start at boot.
 apt_install() {
@@ -25,15 +36,16 @@ apt_install() {
     chmod 755 "$policy"
     made=yes
   fi
-  local status=0
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } \
-    >.apt.log 2>&1 || status=$?
+  local status=0 log
+  log=$(mktemp)
+  { apt-get update -qq && available "$@" | DEBIAN_FRONTEND=noninteractive xargs apt-get install -y -qq --no-install-recommends; } \
+    >"$log" 2>&1 || status=$?
   [ -z "$made" ] || rm -f "$policy"
   if [ "$status" != 0 ]; then
-    tail -n 5 .apt.log >&2
-    fail "apt-get install $* failed (see .apt.log)"
+    tail -n 5 "$log" >&2
+    fail "apt-get install $* failed"
   fi
-  rm -f .apt.log
+  rm -f "$log"
 }
 
 # The first Python that runs and is new enough; a name on the PATH may be a shim for a version that is not there.
