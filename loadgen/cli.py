@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from streamsched.bus.connection import KafkaConnection
 from streamsched.bus.topics import TopicNames
-from streamsched.errors import CheckFailed, UserError
+from streamsched.errors import EXIT_INTERRUPTED, CheckFailed, UserError
 
 from .describe import describe
 from .executor import AgentIntervals, Executors
@@ -30,7 +30,6 @@ from .replay import ReplayOptions, run_replay
 from .report import table
 from .trace import Window, read_trace
 
-EXIT_INTERRUPTED = 130
 T = TypeVar("T")
 
 app = typer.Typer(
@@ -99,6 +98,8 @@ def replay(
 
     Exit code 1 when a job was lost, placed twice or over capacity.
     """
+    if report is not None and not report.parent.is_dir():
+        raise UserError(f"report {report}: there is no folder {report.parent}")
     pools = _pools(nodes, pool)
     options = ReplayOptions(
         trace=trace,
@@ -267,8 +268,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        with suppress(OSError):
-            sys.stdout.close()
+        # The reader of our output is gone: say nothing more, also not at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
