@@ -107,7 +107,7 @@ def run(quick: bool) -> None:
         )
     ]
     table = Table(
-        title=f"placement window, {seeds} problems per row, one thread, gap {LIMITS.gap:.0%}; p50 / p95 / max"
+        title=f"placement window, one thread, gap {LIMITS.gap:.0%}, limit {LIMITS.time_s:g} s; p50 / p95 / max"
     )
     for heading in ("jobs", "GPUs", "types", "cpu", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
