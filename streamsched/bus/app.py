@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import faust
+from faust.transport.drivers import aiokafka as driver
 from msgspec import Struct
 from yarl import URL
 
@@ -72,7 +73,7 @@ def build_app(
     group: str, connection: KafkaConnection, names: TopicNames, handlers: Handlers, times: GroupTimes
 ) -> faust.App:
     """An app with its agents attached; start it with `await app.start()` inside a running loop."""
-    app = faust.App(
+    app = _App(
         group,
         broker=[URL(f"kafka://{address.strip()}") for address in connection.bootstrap.split(",")],
         broker_credentials=_credentials(connection),
@@ -97,12 +98,38 @@ def build_app(
         store="memory://",
         autodiscover=False,
     )
+    app.fetch_wait_ms = connection.fetch_wait_ms
     prefix = len(names.prefix)
     _attach(app, "router", [names.arrivals, names.commands], handlers.route, prefix)
     _attach(app, "scheduler", [names.pool_jobs, names.completions, names.nodes], handlers.schedule, prefix)
     _attach(app, "telemetry", [names.telemetry], handlers.observe, prefix)
     _follow_assignment(app, names.pool_jobs, handlers)
     return app
+
+
+class _ConsumerThread(driver.AIOKafkaConsumerThread):
+    """Faust fixes the time that a broker may hold an empty fetch at 1.5 s; ours is the connection's."""
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        consumer._fetch_max_wait_ms = cast(_App, self.app).fetch_wait_ms
+        return consumer
+
+
+class _Consumer(driver.Consumer):
+    def _new_consumer_thread(self) -> Any:
+        return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+
+class _Transport(driver.Transport):
+    Consumer = _Consumer
+
+
+class _App(faust.App):
+    fetch_wait_ms = 500
+
+    def _new_transport(self) -> Any:
+        return _Transport(self.conf.broker_consumer, self)
 
 
 def _credentials(connection: KafkaConnection) -> Any:

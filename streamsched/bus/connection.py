@@ -32,6 +32,9 @@ class KafkaConnection:
     ssl_keyfile: str | None = None
     idempotence: bool = True
     """Whether producers ask for a producer id. Every Apache Kafka gives one; Tansu 0.6 does not."""
+    fetch_wait_ms: int = 500
+    """How long a broker may hold a fetch that finds nothing. Kafka answers as soon as something comes, whatever this
+    is; Tansu looks again only after about a third of it."""
 
     def __post_init__(self) -> None:
         if self.security_protocol not in _PROTOCOLS:
@@ -87,6 +90,7 @@ class KafkaConnection:
             ssl_certfile=get("SSL_CERTFILE"),
             ssl_keyfile=get("SSL_KEYFILE"),
             idempotence=(get("IDEMPOTENCE") or "on") != "off",
+            fetch_wait_ms=_whole_number("FETCH_WAIT_MS", get("FETCH_WAIT_MS") or "500"),
         )
 
     def with_bootstrap(self, bootstrap: str | None) -> KafkaConnection:
@@ -104,6 +108,22 @@ class KafkaConnection:
             raise UserError(f"TLS files for Kafka ({self.ssl_cafile}, {self.ssl_certfile}): {error}") from None
         return context
 
+    def consumer_options(self) -> dict[str, Any]:
+        """Keyword arguments of an aiokafka consumer that is told apart what to read."""
+        return self.client_options() | {
+            "enable_auto_commit": False,
+            "auto_offset_reset": "earliest",
+            "fetch_max_wait_ms": self.fetch_wait_ms,
+        }
+
+    def environment(self) -> dict[str, str]:
+        """What `from_env` needs to make this connection, without credentials: for child processes of a stack."""
+        return {
+            "STREAMSCHED_KAFKA_BOOTSTRAP": self.bootstrap,
+            "STREAMSCHED_KAFKA_IDEMPOTENCE": "on" if self.idempotence else "off",
+            "STREAMSCHED_KAFKA_FETCH_WAIT_MS": str(self.fetch_wait_ms),
+        }
+
     def client_options(self) -> dict[str, Any]:
         """Keyword arguments shared by aiokafka's consumer, producer and admin client."""
         options: dict[str, Any] = {
@@ -118,3 +138,9 @@ class KafkaConnection:
                 "sasl_plain_password": self.sasl_password,
             }
         return options
+
+
+def _whole_number(name: str, text: str) -> int:
+    if not text.isdigit():
+        raise UserError(f"STREAMSCHED_KAFKA_{name}={text!r}: expected a whole number")
+    return int(text)

@@ -87,11 +87,7 @@ async def read_partition(
     that may be a batch too low.
     """
     consumer = AIOKafkaConsumer(
-        **connection.client_options(),
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        max_poll_records=5000,
-        max_partition_fetch_bytes=_FETCH_BYTES,
+        **connection.consumer_options(), max_poll_records=5000, max_partition_fetch_bytes=_FETCH_BYTES
     )
     await consumer.start()
     try:
@@ -108,7 +104,8 @@ async def read_partition(
             for message in batch:
                 if stop is not None and message.offset >= stop:
                     return
-                if message.key == key and message.value is not None:
+                # Asked for an offset beyond the end, a consumer starts again from the oldest one.
+                if message.key == key and message.value is not None and message.offset >= start:
                     yield message.offset, message.timestamp, message.value
             position = await consumer.position(tp)
     finally:

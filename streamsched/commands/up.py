@@ -37,9 +37,8 @@ def up(stack: StackOption = "embedded", data_dir: DataDir = None) -> None:
     with running_stack(stack, data_dir) as (services, env), running_worker(env, None) as worker:
         console.print(f"worker: pid {worker.pid}")
         console.print("In another terminal:")
-        for name in ("STREAMSCHED_KAFKA_BOOTSTRAP", "STREAMSCHED_REDIS_URL", "STREAMSCHED_KAFKA_IDEMPOTENCE"):
-            if name in env:
-                console.print(f"  export {name}={env[name]}")
+        for name, value in (services.kafka.environment() | {"STREAMSCHED_REDIS_URL": services.redis.url}).items():
+            console.print(f"  export {name}={value}")
         while not ended.wait(0.5):
             if worker.poll() is not None:
                 raise CheckFailed(f"the worker ended with exit code {worker.returncode}")
@@ -54,11 +53,7 @@ def running_stack(name: str, data_dir: Path | None) -> Iterator[tuple[Stack, dic
             console.print(line)
         env = dict(os.environ)
         if stack.broker is not None:
-            env |= {
-                "STREAMSCHED_KAFKA_BOOTSTRAP": stack.kafka.bootstrap,
-                "STREAMSCHED_REDIS_URL": stack.redis.url,
-                "STREAMSCHED_KAFKA_IDEMPOTENCE": "on" if stack.kafka.idempotence else "off",
-            }
+            env |= stack.kafka.environment() | {"STREAMSCHED_REDIS_URL": stack.redis.url}
             for inherited in ("STREAMSCHED_REDIS_URL_FILE", "STREAMSCHED_KAFKA_SECURITY_PROTOCOL"):
                 env.pop(inherited, None)
         settings = Settings.from_env(env)

@@ -26,9 +26,10 @@ from streamsched.store.job_index import JobIndex
 from .clock import Clock
 from .letters import DeadLetters
 from .reachable import check_reachable
+from .recovery import Fenced
 from .retry import words
 from .router import Router
-from .runner import Fenced, Parts
+from .runner import Parts
 from .scheduler import Scheduler
 from .settings import Settings
 from .solver import SolverProcess

@@ -35,14 +35,13 @@ from streamsched.bus.codec import Refused
 from streamsched.bus.messages import Heartbeat, JournalRecord, Placement, PoolJob, QueueRanking, RankedJob
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
-from streamsched.core.errors import BrokenInvariant
 from streamsched.core.instructions import Absorb, Decision, Place, Preempt, Refuse, Revoke, SolveWindow
-from streamsched.core.model import RunState
 from streamsched.core.problem import Problem, Solution, SolveStatus
 from streamsched.core.window import Ranker
 from streamsched.store.job_index import JobIndex
 from streamsched.store.pool_store import Outcome, PoolStore, Position
 
+from .recovery import Fenced, PoolTopics, take_over
 from .retry import pauses, words
 from .settings import Settings
 
@@ -52,10 +51,6 @@ _RECORD_EVENTS = 1000
 _CHECK_EVERY_S = 2.0
 _RECORD_BYTES = 2 * 1024 * 1024
 """Input bytes per journal record at most, so that a record stays well below the topic's limit."""
-
-
-class Fenced(Exception):
-    """Another worker owns the pool now; this process must end without writing anything more."""
 
 
 class GivenUp(Exception):
@@ -127,6 +122,9 @@ class PoolRunner:
         self._names = parts.settings.names
         self._store = store
         self._journal = journal.JournalWriter(parts.producer, self._names.journal)
+        self._pool = PoolTopics(
+            pool, partition, parts.settings.kafka, self._names.journal, self._names.placements, parts.settings.scheduler
+        )
         self._position = Position()
         self._known_epoch = 0
         self._inbox: deque[_Batch | Solution] = deque()
@@ -523,106 +521,32 @@ class PoolRunner:
                 await self._pause(pause)
 
     async def _recover(self) -> None:
-        """Redis as it is, the journal's tail on top, under a new epoch. See the module's docstring."""
+        """Take the pool over: state, Redis, job index and placements are as the journal says, under a new epoch."""
         if self._solving is not None:
             self._solving.cancel()
-        stored = await self._store.load()
-        state = ClusterState(self.pool, self._settings.scheduler)
-        if stored.state is not None:
-            state.load(stored.state)
-        fold = _Fold(state, stored.position)
-        await self._read_on(fold)
-        epoch = await self._store.acquire(max(stored.epoch, fold.validity.epoch, self._known_epoch))
-        self._known_epoch = epoch
-        marker = JournalRecord(
-            pool=self.pool,
-            epoch=epoch,
-            seq=0,
-            now=self._parts.clock(),
-            events=(ev.EpochStarted(epoch=epoch, config=self._settings.scheduler),),
+            self._solving = None
+        taken = await take_over(self._pool, self._store, self._journal, self._parts.clock, self._known_epoch)
+        self.state, self._position = taken.state, taken.position
+        self._known_epoch = taken.state.epoch
+        self._judge(
+            await self._store.reset(taken.state.epoch, taken.position, taken.state.everything(), self._summary())
         )
-        end = await self._journal.append(marker, self.partition) + 1
-        await self._read_on(fold, end)
-        if state.epoch != epoch:
-            raise Fenced(f"another worker has taken over pool {self.pool} (epoch {state.epoch})")
-        unpublished = await self._not_on_topic(fold)
-        self._position = msgspec.structs.replace(fold.position, outbox=tuple(unpublished))
-        state.take_changes()
-        self.state = state
-        self._judge(await self._store.reset(epoch, self._position, state.everything(), self._summary()))
-        await self._parts.index.restore(self.pool, list(state.jobs), epoch)
-        self._placements_end = fold.position.placements
-        await self._publish(unpublished)
+        await self._parts.index.restore(self.pool, list(taken.state.jobs), taken.state.epoch)
+        self._placements_end = taken.position.placements
+        await self._publish(taken.position.outbox)
         now = self._parts.clock()
-        self._heard = {node.node_id: now for node in state.inventory}
+        self._heard = {node.node_id: now for node in self.state.inventory}
         self._worth_a_window = True
         self.counts.recoveries += 1
         log.info(
             "pool %s: epoch %d, %d jobs, %d runs, %d nodes, %d placements made good",
-            self.pool, epoch, len(state.jobs), len(state.runs), len(state.inventory.nodes), len(unpublished),
-        )  # fmt: skip
-
-    async def _read_on(self, fold: _Fold, stop: int | None = None) -> None:
-        async for entry in journal.read(
-            self._settings.kafka, self._names.journal, self.partition, self.pool, fold.position.journal, stop
-        ):
-            fold.add(entry)
-
-    async def _not_on_topic(self, fold: _Fold) -> list[Placement]:
-        """Decisions that still matter and are not on the topic: their writer ended before it had sent them."""
-        still = [p for p in fold.decisions if _matters(p.decision, fold.state)]
-        if not still:
-            return []
-        there = set()
-        async for _, _, value in journal.read_partition(
-            self._settings.kafka, self._names.placements, self.partition, self.pool.encode(), fold.position.placements
-        ):
-            decision = codec.decode_placement(value).decision
-            there.add((type(decision), decision.placement_id))
-        return [p for p in still if (type(p.decision), p.decision.placement_id) not in there]
-
-
-class _Fold:
-    """A state and how far it has come in the journal."""
-
-    def __init__(self, state: ClusterState, position: Position) -> None:
-        self.state = state
-        self.position = msgspec.structs.replace(position, next_offsets=dict(position.next_offsets))
-        self.validity = journal.Validity(state.epoch, position.seq)
-        self.decisions = list(position.outbox)
-
-    def add(self, entry: journal.Entry) -> None:
-        """Fold one record, if it counts; what it decided must be what the core decides again."""
-        record = entry.record
-        self.position = msgspec.structs.replace(self.position, journal=entry.offset + 1)
-        if not self.validity.counts(record):
-            return
-        decided: list[Decision] = []
-        for event in record.events:
-            for instruction in self.state.handle(event, record.now):
-                if isinstance(instruction, Place | Preempt | Revoke):
-                    decided.append(instruction)
-        if tuple(decided) != record.decisions:
-            raise BrokenInvariant(
-                f"pool {record.pool}, journal offset {entry.offset}: its decisions are not what its events give"
-            )
-        self.decisions += [
-            Placement(pool=record.pool, time=record.now, epoch=record.epoch, seq=record.seq, decision=decision)
-            for decision in record.decisions
-        ]
-        self.position = msgspec.structs.replace(
-            self.position,
-            seq=max(self.position.seq, record.seq),
-            next_offsets=self.position.next_offsets | record.next_offsets,
+            self.pool,
+            self.state.epoch,
+            len(self.state.jobs),
+            len(self.state.runs),
+            len(self.state.inventory.nodes),
+            len(taken.position.outbox),
         )
-
-
-def _matters(decision: Decision, state: ClusterState) -> bool:
-    """Whether an executor still has to hear of it: a run that has ended needs neither its start nor its stop."""
-    run = state.runs.get(decision.placement_id)
-    if run is None:
-        return False
-    return run.state is RunState.PLACED if isinstance(decision, Place) else run.stop_at is not None
 
 
 def _event(message: Any, source: Input) -> ev.CoreEvent:

@@ -73,11 +73,13 @@ class Traits:
     """Topics and messages are there again after the broker's restart."""
     idempotent_producer: bool = True
     """`enable_idempotence=True` works; on Tansu aiokafka's first send fails with UnknownError."""
+    fetch_wait_ms: int = 500
+    """See `KafkaConnection.fetch_wait_ms`."""
     exact_end_offsets: bool = True
     """`end_offsets` is the log's end; Tansu gives the last batch's *first* offset + 1, so up to a batch too low."""
 
 
-TANSU_TRAITS = Traits(broker_keeps_data=False, idempotent_producer=False, exact_end_offsets=False)
+TANSU_TRAITS = Traits(broker_keeps_data=False, idempotent_producer=False, exact_end_offsets=False, fetch_wait_ms=30)
 
 
 class Stack:
@@ -151,7 +153,11 @@ def _start_own(name: StackName, data_dir: Path | None) -> Stack:
     # Looked for before anything is started or written: a missing program is the likeliest failure.
     plan = _plan_embedded() if name == "embedded" else _plan_local()
     port, controller_port, redis_port = _free_ports(3)
-    kafka = KafkaConnection(f"127.0.0.1:{port}", idempotence=plan.traits.idempotent_producer)
+    kafka = KafkaConnection(
+        f"127.0.0.1:{port}",
+        idempotence=plan.traits.idempotent_producer,
+        fetch_wait_ms=plan.traits.fetch_wait_ms,
+    )
     redis = RedisConnection(f"redis://127.0.0.1:{redis_port}/0")
     stack = Stack(name, kafka, redis, plan.traits)
     try:

@@ -1,0 +1,1 @@
+"""Run times predicted from history. Imports the core alone."""

@@ -1,0 +1,147 @@
+"""Taking a pool over: from what Redis and Kafka hold to a state that can go on, whatever happened before.
+
+Redis as it is comes first, then the journal's tail on top. The new epoch is taken in Redis (from then on commits of
+earlier epochs are refused) and marked in the journal (records of earlier epochs after the mark are void); what the
+former owner wrote in between is before the mark and so part of the history. The mark's own offset says where to stop
+reading, which needs no trust in what a broker says of its end.
+
+Decisions that may not be on the placements topic are those of the last stored outbox and those of the tail. They are
+looked for on the topic, and what is missing and still matters is the outbox of the recovered state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from streamsched.bus import codec, journal
+from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.messages import JournalRecord, Placement
+from streamsched.core import events as ev
+from streamsched.core.cluster import ClusterState
+from streamsched.core.config import SchedulerConfig
+from streamsched.core.errors import BrokenInvariant
+from streamsched.core.instructions import Decision, Place, Preempt, Revoke
+from streamsched.core.model import RunState
+from streamsched.store.pool_store import PoolStore, Position
+
+log = logging.getLogger(__name__)
+
+
+class Fenced(Exception):
+    """Another worker owns the pool now; this process must end without writing anything more."""
+
+
+class PoolTopics(Struct, frozen=True):
+    """Where a pool's history is, and the settings that a new epoch begins with."""
+
+    pool: str
+    partition: int
+    kafka: KafkaConnection
+    journal: str
+    placements: str
+    config: SchedulerConfig
+
+
+class Taken(Struct, frozen=True):
+    """A pool taken over. `position.outbox` is what is still to be published."""
+
+    state: ClusterState
+    position: Position
+
+
+class Fold:
+    """A state and how far it has come in the journal."""
+
+    def __init__(self, state: ClusterState, position: Position) -> None:
+        self.state = state
+        self.position = msgspec.structs.replace(position, next_offsets=dict(position.next_offsets))
+        self.validity = journal.Validity(state.epoch, position.seq)
+        self.decisions = list(position.outbox)
+
+    def add(self, entry: journal.Entry) -> None:
+        """Fold one record, if it counts; what it decided must be what the core decides again."""
+        record = entry.record
+        self.position = msgspec.structs.replace(self.position, journal=entry.offset + 1)
+        if not self.validity.counts(record):
+            return
+        decided: list[Decision] = []
+        for event in record.events:
+            for instruction in self.state.handle(event, record.now):
+                if isinstance(instruction, Place | Preempt | Revoke):
+                    decided.append(instruction)
+        if tuple(decided) != record.decisions:
+            raise BrokenInvariant(
+                f"pool {record.pool}, journal offset {entry.offset}: its decisions are not what its events give"
+            )
+        self.decisions += [
+            Placement(pool=record.pool, time=record.now, epoch=record.epoch, seq=record.seq, decision=decision)
+            for decision in record.decisions
+        ]
+        self.position = msgspec.structs.replace(
+            self.position,
+            seq=max(self.position.seq, record.seq),
+            next_offsets=self.position.next_offsets | record.next_offsets,
+        )
+
+
+async def take_over(
+    pool: PoolTopics,
+    store: PoolStore,
+    writer: journal.JournalWriter,
+    clock: Callable[[], float],
+    known_epoch: int,
+) -> Taken:
+    """Raises KafkaError or RedisError when one does not answer, Fenced when another worker was faster."""
+    stored = await store.load()
+    fold = Fold(ClusterState(pool.pool, pool.config), stored.position)
+    if stored.state is not None:
+        fold.state.load(stored.state)
+        fold.validity = journal.Validity(fold.state.epoch, stored.position.seq)
+    await _read_on(pool, fold)
+    epoch = await store.acquire(max(stored.epoch, fold.validity.epoch, known_epoch))
+    mark = await writer.append(_mark(pool, epoch, clock()), pool.partition)
+    if mark < fold.position.journal:
+        log.warning("pool %s: Redis holds the state of another journal; it is replaced by this one's", pool.pool)
+        fold = Fold(ClusterState(pool.pool, pool.config), Position())
+    await _read_on(pool, fold, mark + 1)
+    if fold.state.epoch != epoch:
+        raise Fenced(f"another worker has taken over pool {pool.pool} (epoch {fold.state.epoch}, ours {epoch})")
+    fold.state.take_changes()
+    outbox = await _not_on_topic(pool, fold)
+    return Taken(fold.state, msgspec.structs.replace(fold.position, outbox=tuple(outbox)))
+
+
+def _mark(pool: PoolTopics, epoch: int, now: float) -> JournalRecord:
+    started = ev.EpochStarted(epoch=epoch, config=pool.config)
+    return JournalRecord(pool=pool.pool, epoch=epoch, seq=0, now=now, events=(started,))
+
+
+async def _read_on(pool: PoolTopics, fold: Fold, stop: int | None = None) -> None:
+    async for entry in journal.read(pool.kafka, pool.journal, pool.partition, pool.pool, fold.position.journal, stop):
+        fold.add(entry)
+
+
+async def _not_on_topic(pool: PoolTopics, fold: Fold) -> list[Placement]:
+    """Decisions that still matter and are not on the topic: their writer ended before it had sent them."""
+    still = [placement for placement in fold.decisions if _matters(placement.decision, fold.state)]
+    if not still:
+        return []
+    there = set()
+    async for _, _, value in journal.read_partition(
+        pool.kafka, pool.placements, pool.partition, pool.pool.encode(), fold.position.placements
+    ):
+        decision = codec.decode_placement(value).decision
+        there.add((type(decision), decision.placement_id))
+    return [p for p in still if (type(p.decision), p.decision.placement_id) not in there]
+
+
+def _matters(decision: Decision, state: ClusterState) -> bool:
+    """Whether an executor still has to hear of it: a run that has ended needs neither its start nor its stop."""
+    run = state.runs.get(decision.placement_id)
+    if run is None:
+        return False
+    return run.state is RunState.PLACED if isinstance(decision, Place) else run.stop_at is not None

@@ -1,0 +1,1 @@
+"""The core in virtual time. Imports the core, policies, placement and routing; never Kafka, Redis or the service."""
