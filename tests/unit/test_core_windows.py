@@ -1,0 +1,195 @@
+"""Windows: which jobs are asked about, in which order, and what the others are told."""
+
+from __future__ import annotations
+
+import pytest
+from core_builder import placed
+
+from streamsched.core import events as ev
+from streamsched.core.instructions import SolveWindow
+from streamsched.policy.rules import Smallest
+
+
+def problem(pool):
+    (ask,) = [i for i in pool.window() if isinstance(i, SolveWindow)]
+    return ask.problem
+
+
+def order(pool):
+    return [c.job_id for c in problem(pool).candidates]
+
+
+class Flat:
+    """Everybody is equal."""
+
+    name = "flat"
+
+    def scores(self, jobs, state, now):
+        return [0.0] * len(jobs)
+
+
+def test_no_window_without_waiting_jobs(make_pool):
+    pool = make_pool()
+    pool.node("n0")
+    assert pool.window() == []
+
+
+def test_no_question_when_nobody_could_start_but_everybody_has_a_reason(make_pool):
+    pool = make_pool()
+    pool.node("n0", 8)
+    pool.arrive("a", 8)
+    pool.running("a")
+    pool.arrive("b", 1)
+    assert pool.window() == []
+    assert pool.why("b") == "gpus: 1 x 1 of any type needed, room now for 0 (0 GPUs free)"
+
+
+def test_a_window_asks_with_the_state_of_jobs_and_nodes(make_pool):
+    pool = make_pool()
+    pool.node("n1", 8, "V100", rack="r1", cpu_milli=4000)
+    pool.node("n0", 8, "V100", rack="r1", cpu_milli=4000)
+    pool.node("n2", 4, "A100", nvlink="d", zone="z", memory_mib=100)
+    pool.arrive("a", 2, 3, gpu_types=("V100",), cpu_milli=10, memory_mib=20)
+    pool.arrive("r", 4, 1, remainder_gpus=2)
+    asked = problem(pool)
+    assert (asked.pool, asked.window, asked.now, asked.policy) == ("p", 1, pool.now, "fcfs")
+    a, r = asked.candidates
+    assert (a.job_id, a.attempt, a.chunks, a.gpu_types) == ("a", 0, ((2, 3),), ("V100",))
+    assert (a.cpu_milli, a.memory_mib, a.avoid_nodes) == (10, 20, ())
+    assert r.chunks == ((4, 1), (2, 1))
+    assert a.value > 0 < r.value
+    assert [(c.gpu_type, c.node_ids, c.free_gpus) for c in asked.classes] == [
+        ("A100", ("n2",), 4),
+        ("V100", ("n0", "n1"), 8),
+    ]
+    assert [(c.free_cpu_milli, c.free_memory_mib) for c in asked.classes] == [(-1, 100), (4000, -1)]
+    assert [(c.rack, c.nvlink, c.zone, c.total_gpus) for c in asked.classes] == [("", "d", "z", 4), ("r1", "", "", 8)]
+
+
+def test_windows_are_numbered(make_pool):
+    pool = make_pool()
+    pool.node("n0")
+    pool.arrive("a")
+    assert [problem(pool).window for _ in range(3)] == [1, 2, 3]
+
+
+def test_nodes_that_become_alike_become_one_class(make_pool):
+    pool = make_pool()
+    pool.nodes(3)
+    pool.arrive("a", 4)
+    pool.running("a")
+    pool.arrive("b", 1)
+    assert [c.node_ids for c in problem(pool).classes] == [("n0",), ("n1", "n2")]
+    pool.complete("a")
+    assert [c.node_ids for c in problem(pool).classes] == [("n0", "n1", "n2")]
+
+
+def test_order_is_class_then_score_then_arrival(make_pool):
+    pool = make_pool(ranker=Smallest(), priority_classes={"batch": -5, "normal": 0, "urgent": 5})
+    pool.node("n0")
+    pool.arrive("big", 4)
+    pool.arrive("batch", 1, priority_class="batch")
+    pool.arrive("small", 2)
+    pool.arrive("small-later", 2)
+    pool.arrive("urgent", 8, priority_class="urgent")
+    pool.arrive("of-no-known-class", 3, priority_class="?")
+    assert order(pool) == ["urgent", "small", "small-later", "of-no-known-class", "big", "batch"]
+    pool.command(ev.ReprioritiseRequested, "big", priority_class="urgent")
+    assert order(pool)[:2] == ["big", "urgent"]
+
+
+def test_ties_go_by_arrival_also_after_a_hold_a_requeue_and_a_crash(make_pool):
+    pool = make_pool(ranker=Flat(), backoff_s=0.0)
+    pool.node("n0", 2)
+    for job_id in "zyxw":
+        pool.arrive(job_id)
+    assert order(pool) == list("zyxw")
+    pool.command(ev.HoldRequested, "z")
+    pool.command(ev.ReleaseRequested, "z")
+    assert order(pool) == list("zyxw")
+    assert set(placed(pool.solve())) == {"z", "y"}
+    pool.report(ev.RunRejected, "y")
+    pool.report(ev.RunRejected, "z")
+    assert order(pool) == list("zyxw")
+    assert [job.spec.job_id for job in pool.state.queued_jobs()] == list("zyxw")
+    pool.crash()
+    assert order(pool) == list("zyxw")
+
+
+def test_a_rule_is_given_the_jobs_in_order_of_arrival(make_pool):
+    class Recording(Flat):
+        def scores(self, jobs, state, now):
+            seen.append([job.spec.job_id for job in jobs])
+            return super().scores(jobs, state, now)
+
+    seen: list[list[str]] = []
+    pool = make_pool(ranker=Recording())
+    pool.node("n0")
+    for job_id in "cba":
+        pool.arrive(job_id)
+    pool.command(ev.HoldRequested, "c")
+    pool.command(ev.ReleaseRequested, "c")
+    pool.window()
+    assert seen == [["c", "b", "a"]]
+
+
+def test_what_cannot_start_now_does_not_take_a_place_in_the_window(make_pool):
+    pool = make_pool(window_jobs=2, backoff_s=100.0)
+    pool.node("n0", 8)
+    pool.node("n1", 4, "A100")
+    pool.arrive("refused")
+    pool.solve()
+    pool.report(ev.RunRejected, "refused")
+    pool.arrive("holder", 8, gpu_types=("V100",))
+    pool.running("holder")
+    pool.arrive("too-big", 8)
+    pool.arrive("other-type", 1, gpu_types=("V100",))
+    for job_id in ("first", "second", "third"):
+        pool.arrive(job_id)
+    assert order(pool) == ["first", "second"]
+    assert pool.why("first") == pool.why("second") == ""
+    assert pool.why("refused") == "backoff: refused by n0: no reason given"
+    assert pool.why("too-big") == "gpus: 1 x 8 of any type needed, room now for 0 (4 GPUs free)"
+    assert pool.why("other-type") == "gpus: 1 x 1 of V100 needed, room now for 0 (0 GPUs free)"
+    assert pool.why("third") == "outranked: 2 jobs are ahead in this window"
+
+
+def test_earlier_places_are_worth_more_per_gpu_but_at_most_twice(make_pool):
+    pool = make_pool()
+    pool.node("n0")
+    for i in range(10):
+        pool.arrive(f"j{i}", 1 + i % 3)
+    worth = [c.value / c.total_gpus for c in problem(pool).candidates]
+    assert worth == sorted(worth, reverse=True)
+    assert len(set(worth)) == 10
+    assert worth[0] <= 2 * worth[-1]
+
+
+@pytest.mark.parametrize("short", ["cpu_milli", "memory_mib"])
+def test_a_job_that_is_short_of_cpu_or_memory_now_is_not_asked_about(make_pool, short):
+    pool = make_pool()
+    pool.node("n0", 8, cpu_milli=1000, memory_mib=1000)
+    pool.arrive("a", **{short: 800})
+    pool.running("a")
+    pool.arrive("b", **{short: 201})
+    assert pool.window() == []
+    pool.arrive("c", **{short: 200})
+    assert order(pool) == ["c"]
+
+
+def test_shares_are_asked_about_when_a_partly_used_device_has_room(make_pool):
+    pool = make_pool()
+    pool.node("n0", 1)
+    pool.arrive("a", gpu_milli=600)
+    pool.running("a")
+    pool.arrive("b", gpu_milli=500)
+    pool.arrive("c", gpu_milli=400)
+    assert order(pool) == ["c"]
+
+
+def test_a_replay_builds_no_problems(make_pool):
+    pool = make_pool()
+    pool.node("n0")
+    pool.arrive("a")
+    pool.state.ranker = None
+    assert pool.window() == []
