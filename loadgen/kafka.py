@@ -92,7 +92,7 @@ class Publisher:
         self.outage = Outage(kafka, say)
         self._producer: AIOKafkaProducer | None = None
         self._renewal = asyncio.Lock()
-        self._idempotent = True
+        self._idempotent = kafka.idempotence
         self._refused_idempotence = False
 
     async def __aenter__(self) -> Publisher:
@@ -197,9 +197,7 @@ class Reader:
 
     async def open(self, publisher: Publisher) -> None:
         """Find the partitions. A topic that is not there is a UserError."""
-        self._consumer = AIOKafkaConsumer(
-            **self._kafka.client_options(), group_id=None, enable_auto_commit=False, auto_offset_reset="earliest"
-        )
+        self._consumer = AIOKafkaConsumer(**self._kafka.consumer_options(), group_id=None)
         try:
             await self._consumer.start()
             missing = sorted(set(self._topics) - await self._consumer.topics())
