@@ -160,6 +160,7 @@ decode_pool_job: Callable[[bytes | None], m.PoolJob] = _decoder(topics.POOL_JOBS
 decode_placement: Callable[[bytes | None], m.Placement] = _decoder(topics.PLACEMENTS)
 decode_ranking: Callable[[bytes | None], m.QueueRanking] = _decoder(topics.RANKINGS)
 decode_journal: Callable[[bytes | None], m.JournalRecord] = _decoder(topics.JOURNAL)
+decode_snapshot: Callable[[bytes | None], m.SnapshotPart] = _decoder(topics.SNAPSHOTS)
 decode_dead_letter: Callable[[bytes | None], m.DeadLetter] = _decoder(topics.DEAD_LETTERS)
 
 DECODERS: Final[dict[str, Callable[[bytes | None], Any]]] = {
@@ -172,6 +173,7 @@ DECODERS: Final[dict[str, Callable[[bytes | None], Any]]] = {
     topics.PLACEMENTS.name: decode_placement,
     topics.RANKINGS.name: decode_ranking,
     topics.JOURNAL.name: decode_journal,
+    topics.SNAPSHOTS.name: decode_snapshot,
     topics.DEAD_LETTERS.name: decode_dead_letter,
 }
 """By topic name without prefix."""

@@ -79,9 +79,15 @@ async def read(
 
 
 async def read_partition(
-    connection: KafkaConnection, topic: str, partition: int, key: bytes, start: int, stop: int | None = None
+    connection: KafkaConnection,
+    topic: str,
+    partition: int,
+    key: bytes,
+    start: int,
+    stop: int | None = None,
+    prefix: bool = False,
 ) -> AsyncIterator[tuple[int, int, bytes]]:
-    """(offset, timestamp in ms, value) of the messages with `key` in [start, stop).
+    """(offset, timestamp in ms, value) of the messages with `key` (or a key that begins so) in [start, stop).
 
     Without `stop` it reads to the end as the broker tells it, and what comes within a moment beyond: Tansu tells an end
     that may be a batch too low.
@@ -105,7 +111,9 @@ async def read_partition(
                 if stop is not None and message.offset >= stop:
                     return
                 # Asked for an offset beyond the end, a consumer starts again from the oldest one.
-                if message.key == key and message.value is not None and message.offset >= start:
+                if message.value is None or message.key is None or message.offset < start:
+                    continue
+                if message.key == key or (prefix and message.key.startswith(key)):
                     yield message.offset, message.timestamp, message.value
             position = await consumer.position(tp)
     finally:

@@ -15,9 +15,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from streamsched.core.cluster import Meta as StoredMeta
 from streamsched.core.events import CoreEvent
 from streamsched.core.instructions import Decision
-from streamsched.core.model import TopologyLevel
+from streamsched.core.model import Job, Run, TopologyLevel
+from streamsched.core.node import NodeRecord
 
 Id = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*\Z")]
 """Name of a job, node, pool or placement: letters, digits and ._:/@+- , at most 253 characters.
@@ -349,6 +351,33 @@ class JournalRecord(Message, frozen=True, kw_only=True):
     events: tuple[CoreEvent, ...] = ()
     decisions: tuple[Decision, ...] = ()
     next_offsets: dict[str, int] = {}
+
+
+# ── scheduler.snapshots ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SnapshotPart(Message, frozen=True, kw_only=True):
+    """One part of the stored state of a pool after journal record `seq`; whole when all `parts` of its id are there.
+
+    Parts of two snapshots take turns in two slots of keys, so that one whole snapshot is there at every moment while
+    the topic is compacted to two per pool.
+    """
+
+    pool: Id
+    snapshot_id: str
+    slot: int
+    part: int
+    parts: int
+    epoch: int
+    seq: int
+    journal: int
+    """Journal offset to read on from."""
+    next_offsets: dict[str, int] = {}
+    meta: StoredMeta | None = None
+    """In the first part."""
+    jobs: tuple[Job, ...] = ()
+    runs: tuple[Run, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
 
 
 # ── dead.letters ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,8 +10,10 @@ from typing import Final, TypedDict
 
 from streamsched.core import events as ev
 from streamsched.core import instructions as ins
+from streamsched.core.cluster import Meta
 from streamsched.core.config import SchedulerConfig
-from streamsched.core.model import Allocation, TopologyLevel
+from streamsched.core.model import Allocation, Job, JobState, NodeSpec, TopologyLevel
+from streamsched.core.node import NodeRecord
 from streamsched.core.problem import Assignment, Solution, SolveStatus
 
 from . import codec, topics
@@ -191,6 +193,24 @@ def _journal_events() -> tuple[ev.CoreEvent, ...]:
     )
 
 
+def _snapshot() -> m.SnapshotPart:
+    spec = codec.job_spec(_GANG)
+    return m.SnapshotPart(
+        pool=_POOL,
+        snapshot_id="3-41",
+        slot=0,
+        part=0,
+        parts=1,
+        epoch=3,
+        seq=41,
+        journal=57,
+        next_offsets={"pool.jobs:5": 12},
+        meta=Meta(epoch=3, now=_NOW, next_seq=1),
+        jobs=(Job(spec=spec, seq=0, state=JobState.QUEUED, queued_at=_NOW),),
+        nodes=(NodeRecord(spec=NodeSpec(node_id="gpu-07", gpu_type="H100-SXM5-80GB", gpus=8), capacity=8),),
+    )
+
+
 def _journal() -> m.JournalRecord:
     return m.JournalRecord(
         pool=_POOL,
@@ -224,6 +244,7 @@ SAMPLES: Final[dict[str, tuple[m.Message, ...]]] = {
     topics.PLACEMENTS.name: _placements(),
     topics.RANKINGS.name: (_ranking(),),
     topics.JOURNAL.name: (_journal(),),
+    topics.SNAPSHOTS.name: (_snapshot(),),
     topics.DEAD_LETTERS.name: (_dead_letter(),),
 }
 """By topic name without prefix; the first of each is the topic's sample."""

@@ -221,7 +221,12 @@ def _operation(action: str, declaration: TopicDeclaration) -> Document:
 
 def _message(declaration: TopicDeclaration, type_: type[Message], payload: Document) -> Document:
     summary = (type_.__doc__ or "").split("\n", 1)[0]
-    key = {"job_id": "The job's id.", "pool": "The pool's name.", "as input": "The key of the refused input."}
+    key = {
+        "job_id": "The job's id.",
+        "pool": "The pool's name.",
+        "pool#slot#part": "Pool, slot and part.",
+        "as input": "The key of the refused input.",
+    }
     return {
         "name": type_.__name__,
         "title": type_.__name__,

@@ -32,7 +32,7 @@ MAX_BODY_BYTES: Final = 1 * MiB
 MAX_ORIGINAL_BYTES: Final = 16 * MiB
 """Kept of a refused input."""
 
-Key = Literal["job_id", "pool", "as input"]
+Key = Literal["job_id", "pool", "pool#slot#part", "as input"]
 PartitionGroup = Literal["shared", "own"]
 
 
@@ -182,9 +182,25 @@ JOURNAL: Final = TopicDeclaration(
     union=messages.JournalRecord,
     written_by="the scheduler",
     read_by="the scheduler, replay and audits",
-    summary="Every applied event and decision, in order. State is rebuilt from it, so it is kept for ever.",
+    summary="Every applied event and decision, in order. With the snapshots it is what the state is rebuilt from.",
     max_body_bytes=8 * MiB,
-    configs=_kept(-1, 7 * _DAY_MS, 8 * MiB),
+    configs=_kept(90 * _DAY_MS, 7 * _DAY_MS, 8 * MiB),
+)
+SNAPSHOTS: Final = TopicDeclaration(
+    name="scheduler.snapshots",
+    key="pool#slot#part",
+    types=(messages.SnapshotPart,),
+    union=messages.SnapshotPart,
+    written_by="the scheduler",
+    read_by="the scheduler, rebuild and replay",
+    summary="The state of each pool now and then, so that a rebuild needs only the journal since.",
+    max_body_bytes=8 * MiB,
+    configs={
+        "cleanup.policy": "compact",
+        "max.message.bytes": str(8 * MiB),
+        "message.timestamp.type": "LogAppendTime",
+        "segment.ms": str(_DAY_MS),
+    },
 )
 DEAD_LETTERS: Final = TopicDeclaration(
     name="dead.letters",
@@ -209,6 +225,7 @@ DECLARATIONS: Final = (
     PLACEMENTS,
     RANKINGS,
     JOURNAL,
+    SNAPSHOTS,
     DEAD_LETTERS,
 )
 BY_NAME: Final = {declaration.name: declaration for declaration in DECLARATIONS}
@@ -262,6 +279,10 @@ class TopicNames:
     @property
     def journal(self) -> str:
         return self.of(JOURNAL)
+
+    @property
+    def snapshots(self) -> str:
+        return self.of(SNAPSHOTS)
 
     @property
     def dead_letters(self) -> str:

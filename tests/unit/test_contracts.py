@@ -176,6 +176,7 @@ def test_names_take_a_prefix() -> None:
         names.placements,
         names.rankings,
         names.journal,
+        names.snapshots,
         names.dead_letters,
     }
     assert TopicNames.from_env({}).placements == "placements"
