@@ -81,9 +81,9 @@ class Node:
 
     def fits(self, gpus: int, gpu_milli: int, cpu_milli: int, memory_mib: int) -> bool:
         """Whether this much can be placed here now; with `gpu_milli` < 1000, that many shares, each on one device."""
-        if self.spec.cpu_milli and cpu_milli > self.free_cpu_milli:
+        if self.spec.cpu_milli and cpu_milli > max(0, self.free_cpu_milli):
             return False
-        if self.spec.memory_mib and memory_mib > self.free_memory_mib:
+        if self.spec.memory_mib and memory_mib > max(0, self.free_memory_mib):
             return False
         if gpu_milli == WHOLE_GPU:
             return self.free_gpus() >= gpus

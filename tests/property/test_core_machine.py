@@ -80,6 +80,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.books = Books()
         self.places: list[Place] = []
         self.told_to_stop: set[str] = set()
+        self.stopped_at: dict[str, float] = {}
         self.truth: dict[str, str] = {}
         """placement id -> pending, running, completed, failed or stopped, as its executor knows it."""
         self.untold: list[ev.CoreEvent] = []
@@ -107,9 +108,15 @@ class CoreMachine(RuleBasedStateMachine):
     def send(self, event: ev.CoreEvent) -> list[Instruction]:
         self.history.append((event, self.now))
         before = set(self.state.runs)
-        failed = self._failed()
+        failed = self._in(JobState.FAILED)
+        completed = self._in(JobState.COMPLETED)
+        owned = {job.placement_id for job in self.state.jobs.values()}
         out = self.state.handle(event, self.now)
-        for job_id in self._failed() - failed:
+        for job_id in self._in(JobState.COMPLETED) - completed:
+            assert event.placement_id not in owned or event.time <= self.stopped_at.get(
+                event.placement_id, event.time
+            ), job_id
+        for job_id in self._in(JobState.FAILED) - failed:
             assert event.placement_id not in self.told_to_stop, f"{job_id} failed because it was stopped"
         self._close_books(event, before)
         self._watch_nodes(event)
@@ -131,8 +138,8 @@ class CoreMachine(RuleBasedStateMachine):
         # And no other event may end a run.
         assert set(self.state.runs) == set(self.books.held) | (set(self.state.runs) - runs_before)
 
-    def _failed(self) -> set[str]:
-        return {job_id for job_id, job in self.state.jobs.items() if job.state is JobState.FAILED}
+    def _in(self, state: JobState) -> set[str]:
+        return {job_id for job_id, job in self.state.jobs.items() if job.state is state}
 
     def _watch_nodes(self, event: ev.CoreEvent) -> None:
         match event:
@@ -164,6 +171,7 @@ class CoreMachine(RuleBasedStateMachine):
             case Preempt() | Revoke():
                 assert instruction.placement_id not in self.told_to_stop, "told to stop twice"
                 self.told_to_stop.add(instruction.placement_id)
+                self.stopped_at[instruction.placement_id] = self.state.now
             case SolveWindow(problem=problem):
                 self.questions.append(problem)
 
@@ -434,6 +442,7 @@ class CoreMachine(RuleBasedStateMachine):
         """Another process loads what was stored; it must be the same to the byte, and go on the same."""
         again = reloaded(self.state)
         assert stored(again) == stored(self.state)
+        assert again.queued_jobs() == self.state.queued_jobs()
         self.state = again
         self.send(ev.EpochStarted(epoch=self.state.epoch + 1, config=CONFIG))
 
@@ -469,6 +478,10 @@ class CoreMachine(RuleBasedStateMachine):
             p.job_id for p in self.places if p.placement_id in self.books.held.keys() - self.told_to_stop
         )
         assert all(count == 1 for count in going_on.values()), going_on
+        for placement_id, run in self.state.runs.items():
+            assert (run.stop_at is not None) == (placement_id in self.told_to_stop)
+            mine = self.state.jobs[run.job_id].placement_id == placement_id
+            assert mine or run.stop_at is not None
 
     def teardown(self) -> None:
         if not self.history:

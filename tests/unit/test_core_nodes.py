@@ -96,6 +96,8 @@ def test_memory_that_shrank_below_what_is_held_is_nothing_and_not_no_limit(make_
     pool.arrive("b", memory_mib=1)
     assert pool.window() == []
     assert pool.why("b").startswith("gpus: 1 x 1 of any type needed, room now for 0")
+    pool.arrive("needs-none")
+    assert placed(pool.solve()) == {"needs-none": {"n0": 1}}
     pool.complete("a")
     assert placed(pool.solve()) == {"b": {"n0": 1}}
 
