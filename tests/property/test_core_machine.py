@@ -344,6 +344,20 @@ class CoreMachine(RuleBasedStateMachine):
             case _:
                 self.untold.append(ev.RunReleased(**names))
 
+    @precondition(lambda self: self.told_to_stop & self.books.held.keys())
+    @rule(data=st.data(), kind=st.sampled_from([ev.RunCompleted, ev.RunCompleted, ev.RunFailed]), calm=st.booleans())
+    def run_ends_by_itself_after_it_was_told_to_stop(self, data: st.DataObject, kind: Any, calm: bool) -> None:
+        """Its process may have been given up and a second one be under way (`calm`), or it may just be stopping."""
+        if calm:
+            self.calm_moment()
+        going = sorted(self.told_to_stop & self.books.held.keys())
+        if not going:
+            return
+        placement_id = data.draw(st.sampled_from(going), label="run")
+        self.now = max(self.now, self.state.now) + 1.0
+        self.truth[placement_id] = "over"
+        self.send(kind(**self._names(placement_id)))
+
     @precondition(lambda self: self.untold)
     @rule(data=st.data(), first=st.booleans(), twice=st.booleans())
     def report_arrives(self, data: st.DataObject, first: bool, twice: bool) -> None:
