@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -16,12 +15,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError, UnknownError
 
 from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.outage import STALL_S, Outage
 from streamsched.errors import ServiceUnreachable, UserError
 
 Say = Callable[[str], None]
 
-STALL_S: Final = 3.0
-"""Without an acknowledgement for this long, the broker is said to be away."""
 _BACKOFF_S: Final = (0.2, 5.0)
 _STOP_S: Final = 5.0
 _POLL_MS: Final = 200
@@ -52,32 +50,6 @@ def unreachable(kafka: KafkaConnection, error: Exception) -> ServiceUnreachable:
         f"Kafka at {kafka.bootstrap} does not answer{why}: start it "
         "(`streamsched up`), or give its address with --bootstrap or STREAMSCHED_KAFKA_BOOTSTRAP"
     )
-
-
-class Outage:
-    """Says once that the broker is away, and once that it is back."""
-
-    def __init__(self, kafka: KafkaConnection, say: Say) -> None:
-        self._address = kafka.bootstrap
-        self._say = say
-        self._since: float | None = None
-        self.count = 0
-
-    @property
-    def active(self) -> bool:
-        return self._since is not None
-
-    def begin(self, error: Exception | None = None) -> None:
-        if self._since is None:
-            self._since = time.monotonic()
-            self.count += 1
-            why = f" ({error})" if error else ""
-            self._say(f"Kafka at {self._address} does not answer{why}; trying again until it does")
-
-    def end(self) -> None:
-        if self._since is not None:
-            self._say(f"Kafka at {self._address} is back after {time.monotonic() - self._since:.0f} s; going on")
-            self._since = None
 
 
 class Publisher:

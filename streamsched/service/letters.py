@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections import Counter
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from streamsched.bus import codec
 from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
+from streamsched.bus.producer import Producer
 
 from .clock import Clock
 from .retry import pauses, words
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class DeadLetters:
     """`await letters(refused, input)` returns when the letter is safe in the topic."""
 
-    def __init__(self, settings: Settings, producer: AIOKafkaProducer, clock: Clock) -> None:
+    def __init__(self, settings: Settings, producer: Producer, clock: Clock) -> None:
         self._settings = settings
         self._producer = producer
         self._clock = clock
