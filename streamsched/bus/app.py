@@ -8,22 +8,34 @@ What is fixed here was found by trying (see docs/adr/0002):
   `table_standby_replicas` > 0 (there are no tables); otherwise partitions are dealt round robin and a pool's topics
   would land on different workers.
 - No topic is declared by Faust: a metadata request would create it with the broker's default partition count.
+- A rebalance may come while a batch is worked on. What was fetched before it (`Input.generation`) is delivered again
+  after it, so the old copies are dropped: applied out of turn they would hide the inputs between. Faust drops those in
+  its own queues, but acknowledges them, and does not know of those in the buffer of `noack_take`.
+- Faust's own account of acknowledgements skips a single open message at its head, and any number of them where nothing
+  was committed yet. So events are acknowledged strictly in the order of their partition (`_Turns`).
+- A failed commit of offsets is no reason to end: they only say where to start reading, the state knows what is in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import faust
+from aiokafka.errors import KafkaError
 from faust.transport.drivers import aiokafka as driver
 from msgspec import Struct
 from yarl import URL
 
 from .connection import KafkaConnection
 from .topics import TopicNames
+
+log = logging.getLogger(__name__)
 
 BATCH_MAX = 1000
 """Messages handed over at once at most."""
@@ -40,6 +52,8 @@ class Input(Struct, frozen=True):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes]] = ()
+    generation: int = 0
+    """Of the consumer group when it was fetched: what is older than the present assignment is delivered again."""
 
 
 Handler = Callable[[list[Input]], Awaitable[Mapping[int, Awaitable[None] | None]]]
@@ -54,10 +68,12 @@ class Handlers:
     route: Handler
     schedule: Handler
     observe: Handler
-    assigned: Callable[[frozenset[int]], Awaitable[None]]
-    """Called with the pool partitions that this worker has now."""
+    assigned: Callable[[frozenset[int], int], Awaitable[None]]
+    """Called with the pool partitions that this worker has now, and the group's generation."""
     revoked: Callable[[], Awaitable[None]]
     """Called when partitions are about to move; returns when nothing is being written any more."""
+    fault: Callable[[BaseException], None]
+    """Called when a handler raises: the process must end, or the batch would be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +116,41 @@ def build_app(
     )
     app.fetch_wait_ms = connection.fetch_wait_ms
     prefix = len(names.prefix)
-    _attach(app, "router", [names.arrivals, names.commands], handlers.route, prefix)
-    _attach(app, "scheduler", [names.pool_jobs, names.completions, names.nodes], handlers.schedule, prefix)
-    _attach(app, "telemetry", [names.telemetry], handlers.observe, prefix)
+    fault = handlers.fault
+    _attach(app, "router", [names.arrivals, names.commands], handlers.route, fault, prefix)
+    _attach(app, "scheduler", [names.pool_jobs, names.completions, names.nodes], handlers.schedule, fault, prefix)
+    _attach(app, "telemetry", [names.telemetry], handlers.observe, fault, prefix)
     _follow_assignment(app, names.pool_jobs, handlers)
     return app
 
 
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
-    """Faust fixes the time that a broker may hold an empty fetch at 1.5 s; ours is the connection's."""
-
     def _create_worker_consumer(self, transport: Any) -> Any:
+        """Faust fixes the time that a broker may hold an empty fetch at 1.5 s; ours is the connection's."""
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = cast(_App, self.app).fetch_wait_ms
         return consumer
+
+    async def _commit(self, offsets: Any) -> bool:
+        """Faust's own crashes the app on any error, as in every outage of the broker."""
+        consumer = self._ensure_consumer()
+        held = {tp: offset for tp, offset in offsets.items() if tp in self.assignment()}
+        self.tp_last_committed_at.update(dict.fromkeys(held, time.monotonic()))
+        try:
+            await consumer.commit({driver.ensure_aiokafka_TP(tp): offset for tp, offset in held.items()})
+        except KafkaError as error:
+            log.info("offsets not committed (%s): the next commit makes up for it", error)
+            return False
+        return True
 
 
 class _Consumer(driver.Consumer):
     def _new_consumer_thread(self) -> Any:
         return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    def ack(self, message: Any) -> bool:
+        """Not for messages of an earlier assignment, which Faust acknowledges when it drops them."""
+        return message.generation_id == self.app.consumer_generation_id and bool(super().ack(message))
 
 
 class _Transport(driver.Transport):
@@ -144,40 +176,96 @@ def _credentials(connection: KafkaConnection) -> Any:
     return faust.SSLCredentials(context) if context is not None else None
 
 
-def _attach(app: faust.App, name: str, topics: list[str], handler: Handler, prefix: int) -> None:
+class _Turns:
+    """Acknowledges the events of each partition in their order, whatever order they get done in."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], deque[list[Any]]] = {}
+        self._generation = -1
+
+    def take(self, event: Any) -> Callable[[], None]:
+        """The event's turn is noted; call what is returned when the event is done."""
+        message = event.message
+        if message.generation_id != self._generation:
+            self._open.clear()  # what was open is delivered again
+            self._generation = message.generation_id
+        waiting = self._open.setdefault((message.topic, message.partition), deque())
+        turn = [event, False]
+        waiting.append(turn)
+
+        def done() -> None:
+            turn[1] = True
+            while waiting and waiting[0][1]:
+                waiting.popleft()[0].ack()
+
+        return done
+
+
+def _attach(
+    app: faust.App,
+    name: str,
+    topics: list[str],
+    handler: Handler,
+    fault: Callable[[BaseException], None],
+    prefix: int,
+) -> None:
     """One agent over several topics: their batches are one stream of work, in the order of each partition."""
     channel = app.topic(*topics, key_type=bytes, value_type=bytes)
-
+    turns = _Turns()
     pending: set[asyncio.Future[None]] = set()
+
+    async def hand_over(events: list[Any]) -> None:
+        done = [turns.take(event) for event in events]
+        later = await handler([_input(event.message, prefix) for event in events])
+        for place, finished in enumerate(done):
+            if place not in later:
+                finished()
+            elif (work := later[place]) is not None:
+                task = asyncio.ensure_future(_after(work, finished, fault))
+                pending.add(task)
+                task.add_done_callback(pending.discard)
 
     async def agent(stream: Any) -> None:
         async for events in stream.noack_take(BATCH_MAX, within=BATCH_WITHIN_S):
-            later = await handler([_input(event.message, prefix) for event in events])
-            for place, event in enumerate(events):
-                if place not in later:
-                    event.ack()
-                elif (work := later[place]) is not None:
-                    task = asyncio.ensure_future(_ack_after(work, event))
-                    pending.add(task)
-                    task.add_done_callback(pending.discard)
+            present = [event for event in events if event.message.generation_id == app.consumer_generation_id]
+            if not present:
+                continue
+            try:
+                await hand_over(present)
+            except Exception as error:
+                fault(error)
+                raise
 
     app.agent(channel, name=name, concurrency=1)(agent)
 
 
-async def _ack_after(work: Awaitable[None], event: Any) -> None:
-    await work
-    event.ack()
+async def _after(work: Awaitable[None], finished: Callable[[], None], fault: Callable[[BaseException], None]) -> None:
+    try:
+        await work
+    except Exception as error:
+        fault(error)
+        raise
+    finished()
 
 
 def _input(message: Any, prefix: int) -> Input:
     headers = message.headers
     pairs = tuple(headers.items()) if isinstance(headers, dict) else tuple(headers or ())
-    return Input(message.topic[prefix:], message.partition, message.offset, message.key, message.value, pairs)
+    return Input(
+        message.topic[prefix:],
+        message.partition,
+        message.offset,
+        message.key,
+        message.value,
+        pairs,
+        message.generation_id,
+    )
 
 
 def _follow_assignment(app: faust.App, pool_topic: str, handlers: Handlers) -> None:
     async def on_assigned(_app: Any, /, *args: Any, **_: Any) -> None:
-        await handlers.assigned(frozenset(tp.partition for tp in args[0] if tp.topic == pool_topic))
+        partitions = frozenset(tp.partition for tp in args[0] if tp.topic == pool_topic)
+        await handlers.assigned(partitions, app.consumer_generation_id)
 
     async def on_revoked(_app: Any, /, *args: Any, **_: Any) -> None:
         await handlers.revoked()

@@ -46,12 +46,14 @@ class Scheduler:
         self._partition = {pool: partition_of(pool, self._settings.partitions) for pool in self._settings.pools}
         self.runners: dict[str, PoolRunner] = {}
         self._assigned = asyncio.Event()
+        self._generation = -1
         self.telemetry = Telemetry(redis, self._settings.key_prefix)
 
     # ── partitions ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def assigned(self, partitions: frozenset[int]) -> None:
+    async def assigned(self, partitions: frozenset[int], generation: int) -> None:
         """Start the runners of the pools in these partitions; they recover in the background."""
+        self._generation = generation
         mine = {pool for pool, partition in self._partition.items() if partition in partitions}
         await self._stop([pool for pool in self.runners if pool not in mine])
         for pool in sorted(mine - self.runners.keys()):
@@ -112,13 +114,18 @@ class Scheduler:
         return message
 
     async def _submit(self, pool: str, inputs: list[Input], items: list[tuple[int, Any]]) -> bool:
-        """False when the pool is not here (any more): its next owner, maybe this worker, gets the inputs again."""
+        """False when the pool is not here (any more): its next owner, maybe this worker, gets the inputs again.
+
+        The same where partitions were dealt anew meanwhile: taken now, these would come before others that were given
+        back unapplied, and hide them.
+        """
         await self._assigned.wait()
         runner = self.runners.get(pool)
-        if runner is None:
+        work = [(inputs[place], message) for place, message in items]
+        if runner is None or work[0][0].generation != self._generation:
             return False
         try:
-            await runner.submit([(inputs[place], message) for place, message in items])
+            await runner.submit(work)
         except GivenUp:
             return False
         return True
@@ -153,6 +160,8 @@ class Telemetry:
         while True:
             await asyncio.sleep(1.0)
             latest, self._latest = self._latest, {}
+            if not latest:
+                continue
             try:
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for (pool, node_id), message in latest.items():
