@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -21,6 +20,7 @@ from streamsched.bus import codec
 from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
 from streamsched.bus.messages import Command, JobArrival, PoolJob
+from streamsched.bus.producer import Producer
 from streamsched.bus.topics import ARRIVALS, partition_of
 from streamsched.core.model import JobSpec
 from streamsched.routing.least_loaded import PoolSummary, choose
@@ -46,7 +46,7 @@ class Router:
         settings: Settings,
         redis: Redis,
         index: JobIndex,
-        producer: AIOKafkaProducer,
+        producer: Producer,
         letters: DeadLetters,
     ) -> None:
         self._settings = settings
@@ -56,6 +56,8 @@ class Router:
         self._letters = letters
         self._summaries: dict[str, PoolSummary] = {}
         self._summaries_at = -1e9
+        self._early: dict[str, asyncio.Future[None]] = {}
+        """Of each job with commands that wait for its arrival, the last of them: later ones must not overtake."""
 
     async def handle(self, inputs: list[Input]) -> dict[int, Awaitable[None] | None]:
         """Route a batch. Commands for jobs not known yet are given back by position, to be acknowledged when done."""
@@ -124,19 +126,33 @@ class Router:
         pools = await self._from_redis(lambda: self._index.find(job_ids))
         routed = []
         early: dict[int, Awaitable[None] | None] = {}
-        waiting: set[str] = set()
         for (place, source, command), pool in zip(commands, pools, strict=True):
-            if pool is None or command.job_id in waiting:  # later ones of the same job must not overtake
-                waiting.add(command.job_id)
-                early[place] = self._wait_for_job(source, command)
+            before = self._early.get(command.job_id)
+            if pool is None or before is not None:
+                early[place] = self._wait_in_line(source, command, before)
             else:
                 routed.append(_pool_job(pool, source, command=command))
         await self._send(routed)
         return early
 
-    async def _wait_for_job(self, source: Input, command: Command) -> None:
+    def _wait_in_line(
+        self, source: Input, command: Command, before: asyncio.Future[None] | None
+    ) -> asyncio.Future[None]:
+        waiting = asyncio.ensure_future(self._wait_for_job(source, command, before))
+        self._early[command.job_id] = waiting
+
+        def over(_: object) -> None:
+            if self._early.get(command.job_id) is waiting:
+                del self._early[command.job_id]
+
+        waiting.add_done_callback(over)
+        return waiting
+
+    async def _wait_for_job(self, source: Input, command: Command, before: asyncio.Future[None] | None) -> None:
         """A command may overtake its job's arrival, which is in another topic: give that a while."""
         deadline = asyncio.get_running_loop().time() + self._settings.early_command_s
+        if before is not None:
+            await asyncio.wait([before])
         while True:
             [pool] = await self._from_redis(lambda: self._index.find([command.job_id]))
             if pool is not None:
