@@ -88,6 +88,7 @@ class ClusterState:
         """The last window opened; not stored, since a solution is checked at commit whatever window it is of."""
         self._queued: dict[str, None] = {}
         self._unfit: dict[str, None] = {}
+        self._held: dict[str, None] = {}
         self._leases: dict[str, float] = {}
         """Runs that wait for their `started`."""
         self._lost_runs: dict[str, None] = {}
@@ -692,7 +693,8 @@ class ClusterState:
         self._file_job(job_id, job)
 
     def _file_job(self, job_id: str, job: Job) -> None:
-        for state, index in ((JobState.QUEUED, self._queued), (JobState.UNFIT, self._unfit)):
+        filed = ((JobState.QUEUED, self._queued), (JobState.UNFIT, self._unfit), (JobState.HELD, self._held))
+        for state, index in filed:
             if job.state is state:
                 index[job_id] = None
             else:
@@ -739,6 +741,10 @@ class ClusterState:
     def queued_jobs(self) -> list[Job]:
         """In order of arrival, however they came into the queue: no rule can depend on what is not stored."""
         return sorted((self.jobs[job_id] for job_id in self._queued), key=_by_arrival)
+
+    def set_aside(self) -> list[Job]:
+        """Jobs that wait but that no window asks for, since they are held or can never fit; in order of arrival."""
+        return sorted((self.jobs[job_id] for job_id in [*self._held, *self._unfit]), key=_by_arrival)
 
     def waiting(self) -> int:
         """Jobs that a window could place."""
@@ -818,8 +824,9 @@ class ClusterState:
             raise BrokenInvariant(f"job {job_id} is {job.state}, its run {run.state}\n{self.story(job_id)}")
         if (job.then is not None) != (job.state is JobState.STOPPING):
             raise BrokenInvariant(f"job {job_id} is {job.state}, then {job.then}\n{self.story(job_id)}")
-        filed = (job_id in self._queued, job_id in self._unfit, job_id in self._finished)
-        if filed != (job.state is JobState.QUEUED, job.state is JobState.UNFIT, job.state in TERMINAL):
+        filed = (job_id in self._queued, job_id in self._unfit, job_id in self._held, job_id in self._finished)
+        state = job.state
+        if filed != (state is JobState.QUEUED, state is JobState.UNFIT, state is JobState.HELD, state in TERMINAL):
             raise BrokenInvariant(f"job {job_id} is {job.state} and filed wrongly\n{self.story(job_id)}")
 
     def _verify_run(self, run: Run) -> None:

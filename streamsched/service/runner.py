@@ -1,11 +1,12 @@
 """The runner of one pool: takes events in, executes the core's instructions, keeps the promises about crashes.
 
 One commit is, in this order:
-  1. fold the events into the state in memory;
+  1. fold the events into the state in memory, write a dead letter for what is refused (should the rest fail, it is
+     refused again: rather one letter too many than one too few);
   2. append one record (events, decisions, next input offsets) to the journal and wait for all replicas;
   3. bring Redis to the new state by one script, which refuses an epoch that is not the pool's (zombies end here);
      the decisions go with it as the outbox;
-  4. publish the decisions, and dead letters;
+  4. publish the decisions;
   5. only then are the inputs acknowledged.
 A crash between any two steps is made good by `_recover`: Redis as it is, the journal's tail folded on top, the outbox
 published as far as it is not on the topic. Redelivered inputs are recognised by the offsets in the state.
@@ -25,22 +26,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from redis.exceptions import RedisError
 
 from streamsched.bus import codec, journal
 from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
-from streamsched.bus.messages import Heartbeat, JournalRecord, Placement, PoolJob, QueueRanking, RankedJob
+from streamsched.bus.messages import Heartbeat, JournalRecord, Placement, PoolJob
+from streamsched.bus.producer import Producer
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.instructions import Absorb, Decision, Place, Preempt, Refuse, Revoke, SolveWindow
-from streamsched.core.problem import Problem, Solution, SolveStatus
+from streamsched.core.model import JobSpec
+from streamsched.core.problem import Assignment, Problem, Solution, SolveStatus
 from streamsched.core.window import Ranker
 from streamsched.store.job_index import JobIndex
 from streamsched.store.pool_store import Outcome, PoolStore, Position
 
+from .ranking import queue_ranking
 from .recovery import Fenced, PoolTopics, take_over
 from .retry import pauses, words
 from .settings import Settings
@@ -50,7 +53,7 @@ log = logging.getLogger(__name__)
 _RECORD_EVENTS = 1000
 _CHECK_EVERY_S = 2.0
 _RECORD_BYTES = 2 * 1024 * 1024
-"""Input bytes per journal record at most, so that a record stays well below the topic's limit."""
+"""About the bytes of a journal record at most, so that it stays well below the topic's limit."""
 
 
 class GivenUp(Exception):
@@ -70,7 +73,7 @@ class Parts:
     """What the runners of one worker share."""
 
     settings: Settings
-    producer: AIOKafkaProducer
+    producer: Producer
     clock: Callable[[], float]
     ranker: Ranker
     solve: Callable[[Problem], Any]
@@ -94,6 +97,8 @@ class _Work:
 
     event: ev.CoreEvent
     source: Input | None = None
+    weight: int = 0
+    """About its bytes in the journal, with what it decides."""
 
 
 @dataclass(slots=True)
@@ -123,7 +128,12 @@ class PoolRunner:
         self._store = store
         self._journal = journal.JournalWriter(parts.producer, self._names.journal)
         self._pool = PoolTopics(
-            pool, partition, parts.settings.kafka, self._names.journal, self._names.placements, parts.settings.scheduler
+            pool,
+            partition,
+            parts.settings.kafka,
+            self._names.journal,
+            self._names.placements,
+            parts.settings.scheduler,
         )
         self._position = Position()
         self._known_epoch = 0
@@ -132,11 +142,14 @@ class PoolRunner:
         self._placements_end = 0
         self._solving: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._stop = asyncio.Event()
         self._worth_a_window = True
         self._last_window = 0.0
         self._last_timer = 0.0
         self._last_ranking = 0.0
+        self._ranking_changed = False
+        self._unplaced: dict[str, str] = {}
+        """Why the candidates of the last window were not placed."""
         self._last_store = 0.0
         self._heard: dict[str, float] = {}
         self._strangers: dict[str, float] = {}
@@ -154,12 +167,14 @@ class PoolRunner:
         await batch.done
 
     async def stop(self) -> None:
-        """Finish the commit under way, then end."""
-        self._stopping = True
+        """Finish the commit under way, then end. One that takes too long (an outage) is left to the next owner."""
+        self._stop.set()
         if self._solving is not None:
             self._solving.cancel()
         self._wake.set()
-        if self._task is not None:
+        if self._task is not None and not (await asyncio.wait([self._task], timeout=self._settings.stop_s))[0]:
+            log.warning("pool %s: stopped in the middle of a commit; its next owner completes it", self.pool)
+            self._task.cancel()
             await asyncio.wait([self._task])
         for item in self._inbox:
             if isinstance(item, _Batch):
@@ -175,7 +190,7 @@ class PoolRunner:
     async def _run(self) -> None:
         try:
             await self._recover_until_done()
-            while not self._stopping:
+            while not self._stop.is_set():
                 await self._wait()
                 batches, works = self._take()
                 try:
@@ -189,7 +204,7 @@ class PoolRunner:
 
     async def _wait(self) -> None:
         """Until there is work or a timer is due."""
-        if not self._inbox and not self._stopping:
+        if not self._inbox and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._wait_s())
         self._wake.clear()
@@ -204,8 +219,8 @@ class PoolRunner:
             if isinstance(item, _Batch):
                 batches.append(item)
                 taken += len(item.inputs)
-            elif item.assignments:
-                works.append(_Work(ev.WindowSolved(solution=item)))
+            else:
+                works += _parts_of(item, self.state)
         return batches, works
 
     def _wait_s(self) -> float:
@@ -224,6 +239,7 @@ class PoolRunner:
                 for chunk in _chunks(todo):
                     await self._commit(chunk)
                 await self._check_store()
+                await self._publish_ranking()
                 break
             except _StateLost as lost:
                 log.warning("pool %s: %s; recovering", self.pool, lost)
@@ -241,7 +257,7 @@ class PoolRunner:
                 continue
             if isinstance(message, Heartbeat) and self._note_heartbeat(message):
                 continue
-            works.append(_Work(_event(message, source), source))
+            works.append(_Work(_event(message, source), source, len(source.value or b"")))
         return works
 
     def _note_heartbeat(self, message: Heartbeat) -> bool:
@@ -304,16 +320,16 @@ class PoolRunner:
             if work.source is not None:
                 self._pass(work.source)
         changes = self.state.take_changes()
-        if changes or decisions:
-            await self._make_durable(works, now, decisions, changes)
         for refused, source in letters:
             await self._parts.letters(refused, source)
+        if changes or decisions:
+            await self._make_durable(works, now, decisions, changes)
         if any(isinstance(work.event, ev.WindowElapsed) for work in works):
             self._worth_a_window = False
             self._last_window = now
         if changes or decisions:
-            self._worth_a_window = True
-        if problem is not None and self._solving is None and not self._stopping:
+            self._worth_a_window = self._ranking_changed = True
+        if problem is not None and self._solving is None and not self._stop.is_set():
             self._solving = asyncio.create_task(self._solve(problem))
 
     def _refuse(self, instruction: Refuse, source: Input | None, letters: list[tuple[Refused, Input]]) -> None:
@@ -416,9 +432,9 @@ class PoolRunner:
                 await self._pause(pause)
 
     async def _pause(self, seconds: float) -> None:
-        if self._stopping:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
             raise _Stopped
-        await asyncio.sleep(seconds)
 
     async def _send(self, placement: Placement) -> Any:
         """The future of one produce; a failure to enqueue is a failed future as well."""
@@ -447,41 +463,19 @@ class PoolRunner:
             solution = Solution(window=problem.window, status=SolveStatus.EMPTY)
         self._solving = None
         self.counts.solves[solution.status.value] += 1
+        self._unplaced = solution.unplaced
+        self._ranking_changed = True
         self._put(solution)
-        await self._publish_ranking(solution)
 
-    async def _publish_ranking(self, solution: Solution) -> None:
-        """The queue as it was ranked for this window, with why each job was not placed; at most one a second."""
-        now, window = self._parts.clock(), self.state.window
-        if window is None or now - self._last_ranking < self._settings.ranking_every_s:
+    async def _publish_ranking(self) -> None:
+        """The queue as last ranked, when anything about it changed; one that is not written is replaced by the next."""
+        now = self._parts.clock()
+        due = now - self._last_ranking >= self._settings.ranking_every_s
+        if not (self._ranking_changed and due) or self._parts.producer.outage.active:
             return
         self._last_ranking = now
-        placed = {assignment.job_id for assignment in solution.assignments}
-        waiting = [ranked for ranked in window.ranking if ranked.job_id not in placed]
-        jobs = []
-        for place, ranked in enumerate(waiting[: self._settings.ranking_jobs], start=1):
-            job = self.state.jobs.get(ranked.job_id)
-            if job is not None:
-                jobs.append(
-                    RankedJob(
-                        job_id=ranked.job_id,
-                        rank=place,
-                        score=ranked.score,
-                        state=job.state.value,
-                        reason=ranked.reason or solution.unplaced.get(ranked.job_id, "outranked in this window"),
-                        waited_s=max(0.0, now - job.queued_at),
-                    )
-                )
-        ranking = QueueRanking(
-            pool=self.pool,
-            time=now,
-            epoch=self.state.epoch,
-            seq=self._position.seq,
-            policy=window.problem.policy,
-            queued=len(waiting),
-            truncated=len(waiting) > len(jobs),
-            jobs=tuple(jobs),
-        )
+        self._ranking_changed = False
+        ranking = queue_ranking(self.state, self._position.seq, now, self._unplaced, self._settings.ranking_jobs)
         try:
             await self._parts.producer.send(
                 self._names.rankings, codec.encode(ranking), key=self.pool.encode(), partition=self.partition
@@ -560,16 +554,46 @@ def _event(message: Any, source: Input) -> ev.CoreEvent:
     return codec.run_event(message)
 
 
+def _parts_of(solution: Solution, state: ClusterState) -> list[_Work]:
+    """A solution as events that each fit a journal record: a placement carries its job's labels and all its nodes."""
+    works: list[_Work] = []
+    part: list[Assignment] = []
+    weight = 0
+    for assignment in solution.assignments:
+        job = state.jobs.get(assignment.job_id)
+        if job is None:
+            continue
+        more = _weight(assignment, job.spec)
+        if part and weight + more > _RECORD_BYTES:
+            works.append(_solved(solution, part, weight))
+            part, weight = [], 0
+        part.append(assignment)
+        weight += more
+    if part:
+        works.append(_solved(solution, part, weight))
+    return works
+
+
+def _solved(solution: Solution, part: list[Assignment], weight: int) -> _Work:
+    """Why the others were not placed is not part of the past: the queue's ranking tells it."""
+    event = ev.WindowSolved(solution=msgspec.structs.replace(solution, assignments=tuple(part), unplaced={}))
+    return _Work(event, weight=weight)
+
+
+def _weight(assignment: Assignment, spec: JobSpec) -> int:
+    workers = sum(2 * len(node_id) + 100 for node_id, _ in assignment.workers)
+    return 500 + workers + sum(len(name) + 6 * len(value) for name, value in spec.labels.items())
+
+
 def _chunks(works: list[_Work]) -> Iterable[list[_Work]]:
     """Cut to what fits into one journal record."""
     chunk: list[_Work] = []
     size = 0
     for work in works:
-        weight = len(work.source.value or b"") if work.source is not None else 0
-        if chunk and (len(chunk) >= _RECORD_EVENTS or size + weight > _RECORD_BYTES):
+        if chunk and (len(chunk) >= _RECORD_EVENTS or size + work.weight > _RECORD_BYTES):
             yield chunk
             chunk, size = [], 0
         chunk.append(work)
-        size += weight
+        size += work.weight
     if chunk:
         yield chunk
