@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self, get_type_hints
 
 import msgspec
 
@@ -50,6 +52,8 @@ class Settings:
     ranking_every_s: float = 1.0
     ranking_jobs: int = 1000
     """Jobs listed in a message of queue.rankings at most."""
+    stop_s: float = 8.0
+    """A pool that is stopped may take so long to finish its commit; then its next owner completes it."""
 
     @property
     def key_prefix(self) -> str:
@@ -63,55 +67,100 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """Settings from STREAMSCHED_*; STREAMSCHED_CONFIG names a TOML file for pools and the scheduler's own."""
+        """Settings from STREAMSCHED_*, which win over the TOML file that STREAMSCHED_CONFIG names.
+
+        Addresses, credentials and the topics' prefix have variables of their own; all other settings are read by one
+        rule: `window_s` is STREAMSCHED_WINDOW_S, those of `times` and `scheduler` likewise without a prefix (lease_s is
+        STREAMSCHED_LEASE_S). Raises UserError naming the variable or the file.
+        """
         values: dict[str, Any] = {}
         if path := env.get("STREAMSCHED_CONFIG"):
             values = _read_file(Path(path))
+        for variable, (section, name, kind) in _VARIABLES.items():
+            if text := env.get(variable):
+                values.setdefault(section, {})[name] = _parsed(variable, name, text, kind)
+        own = values.get("", {})
         settings = cls(
             kafka=KafkaConnection.from_env(env),
             redis=RedisConnection.from_env(env),
             names=TopicNames.from_env(env),
-            **values,
+            scheduler=SchedulerConfig(**values.get("scheduler", {})),
+            times=GroupTimes(**values.get("times", {})),
+            **own,
         )
-        if pools := env.get("STREAMSCHED_POOLS"):
-            settings = replace(settings, pools=tuple(p.strip() for p in pools.split(",") if p.strip()))
-        if group := env.get("STREAMSCHED_GROUP"):
-            settings = replace(settings, group=group)
-        if partitions := env.get("STREAMSCHED_PARTITIONS"):
-            settings = replace(settings, partitions=_positive("STREAMSCHED_PARTITIONS", partitions))
-        if policy := env.get("STREAMSCHED_POLICY"):
-            settings = replace(settings, scheduler=msgspec.structs.replace(settings.scheduler, policy=policy))
+        if not settings.pools:
+            raise UserError("STREAMSCHED_POOLS: name at least one pool")
+        if settings.placement not in ("milp", "greedy"):
+            raise UserError(f"STREAMSCHED_PLACEMENT={settings.placement!r}: milp or greedy")
         return settings
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """What a settings file may hold."""
+_SECTIONS: Final = {"": Settings, "times": GroupTimes, "scheduler": SchedulerConfig}
+_OWN_VARIABLES: Final = {"kafka", "redis", "names", "times", "scheduler"}
+_ABOVE_ZERO: Final = {"session_s", "heartbeat_s", "rebalance_s", "solve_limit_s", "timer_s", "stop_s"}
 
-    pools: tuple[str, ...] = ("default",)
-    group: str = "streamsched"
-    partitions: int = DEFAULT_PARTITIONS
-    replication: int = 1
-    placement: str = "milp"
-    solve_limit_s: float = 1.0
-    mip_gap: float = 0.01
-    window_s: float = 0.02
-    node_silent_s: float = 60.0
-    scheduler: SchedulerConfig = msgspec.field(default_factory=SchedulerConfig)
+
+def _variables() -> dict[str, tuple[str, str, Any]]:
+    """Environment variable -> (section, field, type). A name that two sections use would be a mistake here."""
+    found: dict[str, tuple[str, str, Any]] = {}
+    for section, owner in _SECTIONS.items():
+        for name, kind in get_type_hints(owner).items():
+            if section == "" and name in _OWN_VARIABLES:
+                continue
+            variable = f"STREAMSCHED_{name.upper()}"
+            assert variable not in found, variable
+            found[variable] = (section, name, kind)
+    return found
+
+
+_VARIABLES: Final = _variables()
+
+
+def _parsed(where: str, name: str, text: str, kind: Any) -> Any:
+    """Text of the environment: a number, words with commas between them, a JSON object, or just text."""
+    value: Any = text
+    if kind == tuple[str, ...]:
+        value = [word.strip() for word in text.split(",") if word.strip()]
+    elif kind not in (str, int, float):
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise UserError(f"{where}={text!r}: {error}") from None
+    return _checked(f"{where}={text!r}", name, value, kind, strict=False)
+
+
+def _checked(what: str, name: str, value: Any, kind: Any, strict: bool) -> Any:
+    try:
+        converted = msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{what}: {error}") from None
+    if isinstance(converted, int | float):
+        may_be_zero = isinstance(converted, float) and name not in _ABOVE_ZERO
+        if not math.isfinite(converted) or converted < 0 or (converted == 0 and not may_be_zero):
+            raise UserError(f"{what}: expected a number {'from' if may_be_zero else 'above'} 0")
+    return converted
 
 
 def _read_file(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file by section, each checked; `times` and `scheduler` are its tables."""
     try:
-        file = msgspec.toml.decode(path.read_bytes(), type=_File)
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"settings file {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"settings file {path}: {error}") from None
-    if not file.pools:
-        raise UserError(f"settings file {path}: pools is empty, name at least one")
-    return msgspec.structs.asdict(file)
-
-
-def _positive(name: str, text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise UserError(f"{name}={text!r}: expected a whole number above 0")
-    return int(text)
+    kinds = {(section, name): kind for section, name, kind in _VARIABLES.values()}
+    values: dict[str, Any] = {}
+    for section in _SECTIONS:
+        table = read if section == "" else read.pop(section, {})
+        if not isinstance(table, dict):
+            raise UserError(f"settings file {path}: {section} is a table")
+        for name, value in list(table.items()):
+            if section == "" and name in _SECTIONS:
+                continue
+            label = f"{section}.{name}" if section else name
+            if (section, name) not in kinds:
+                raise UserError(f"settings file {path}: there is no setting {label}")
+            what = f"settings file {path}: {label} = {value!r}"
+            values.setdefault(section, {})[name] = _checked(what, name, value, kinds[section, name], strict=True)
+    return values
