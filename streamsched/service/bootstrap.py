@@ -12,20 +12,23 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiokafka.errors import KafkaError
 
 from streamsched.bus.admin import diff_topics
 from streamsched.bus.app import Handlers, build_app
-from streamsched.bus.producer import make_producer
-from streamsched.errors import EXIT_FAILED, EXIT_FENCED, UserError
+from streamsched.bus.producer import Producer
+from streamsched.errors import EXIT_FAILED, EXIT_FENCED, CheckFailed, UserError
 from streamsched.policy import by_name
 from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
 
 from .clock import Clock
 from .letters import DeadLetters
-from .reachable import check_reachable
+from .reachable import check_reachable, probe_kafka
 from .recovery import Fenced
 from .retry import words
 from .router import Router
@@ -36,6 +39,9 @@ from .solver import SolverProcess
 
 log = logging.getLogger(__name__)
 
+_STOP_S: Final = 5.0
+_PROBE_S: Final = 3.0
+
 
 @dataclass(slots=True)
 class Worker:
@@ -44,17 +50,25 @@ class Worker:
     scheduler: Scheduler
     letters: DeadLetters
     solver: SolverProcess
+    left: list[str] = field(default_factory=list)
+    """What did not come to its end when the worker stopped."""
 
 
 async def run_worker(settings: Settings) -> None:
-    """Run one worker until SIGTERM or SIGINT. Raises UserError when it cannot start."""
+    """Run one worker until SIGTERM or SIGINT. Raises UserError when it cannot start.
+
+    It ends within about `settings.stop_s` and a few seconds more, also while Kafka or Redis do not answer: what it has
+    not finished then is finished by whoever takes its pools over, and CheckFailed says so.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    async with running_worker(settings):
+    async with running_worker(settings) as worker:
         await stop.wait()
         log.info("stopping: finishing what is being written")
+    if worker.left:
+        raise CheckFailed(f"stopped without waiting for {', '.join(worker.left)}: recovery makes good what is open")
 
 
 @contextlib.asynccontextmanager
@@ -63,10 +77,10 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     ranker = by_name(settings.scheduler.policy)
     await asyncio.to_thread(check_reachable, settings.kafka, settings.redis)
     await _check_topics(settings)
-    producer = make_producer(settings.kafka)
+    producer = Producer(settings.kafka, log.warning)
     redis = connect(settings.redis)
     solver = SolverProcess(settings.solve_limits())
-    await asyncio.gather(producer.start(), solver.start())
+    await _start(settings, producer, solver)
     clock = Clock()
     letters = DeadLetters(settings, producer, clock)
     index = JobIndex(redis, settings.pools, settings.key_prefix)
@@ -85,20 +99,68 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
         settings.group,
         settings.kafka,
         settings.names,
-        Handlers(router.handle, scheduler.schedule, scheduler.observe, scheduler.assigned, scheduler.revoked),
+        Handlers(
+            router.handle, scheduler.schedule, scheduler.observe, scheduler.assigned, scheduler.revoked, _end_process
+        ),
         settings.times,
     )
-    telemetry = asyncio.create_task(scheduler.telemetry.run())
+    worker = Worker(scheduler, letters, solver)
+    watching = _watch(settings, producer, scheduler, app)
     try:
         await app.start()
-        yield Worker(scheduler, letters, solver)
+        yield worker
     finally:
         await scheduler.drain()
-        await app.stop()
-        telemetry.cancel()
+        worker.left += await _within("the consumer group", app.stop(), _STOP_S)
+        watching.cancel()
         await solver.close()
-        await producer.stop()
+        worker.left += [] if await producer.stop(_STOP_S) else ["Kafka"]
         await redis.aclose()
+
+
+async def _start(settings: Settings, producer: Producer, solver: SolverProcess) -> None:
+    try:
+        await asyncio.gather(producer.start(), solver.start())
+    except (KafkaError, OSError) as error:
+        await solver.close()
+        await producer.stop(_STOP_S)
+        raise UserError(f"Kafka at {settings.kafka.bootstrap} or the solver did not start: {words(error)}") from None
+
+
+def _watch(settings: Settings, producer: Producer, scheduler: Scheduler, app: Any) -> asyncio.Future[Any]:
+    """What runs beside the agents; the end of any of these by an error is the end of the process."""
+
+    async def reachable() -> bool:
+        try:
+            await asyncio.to_thread(probe_kafka, settings.kafka, _PROBE_S)
+        except UserError:
+            return False
+        return True
+
+    def stuck(reason: str) -> None:
+        _end_process(RuntimeError(reason))
+
+    async def crash() -> None:
+        while not app.crashed:  # noqa: ASYNC110 - set from other threads
+            await asyncio.sleep(0.5)
+        raise RuntimeError(f"the consumer has crashed: {words(app.crash_reason)}")
+
+    def ended(tasks: asyncio.Future[Any]) -> None:
+        if not tasks.cancelled() and (error := tasks.exception()) is not None:
+            _end_process(error)
+
+    tasks = asyncio.gather(scheduler.telemetry.run(), producer.watch(reachable, stuck), crash())
+    tasks.add_done_callback(ended)
+    return tasks
+
+
+async def _within(what: str, work: Awaitable[Any], limit_s: float) -> list[str]:
+    """Nothing, or what did not end in time."""
+    try:
+        await asyncio.wait_for(work, limit_s)
+    except TimeoutError:
+        return [what]
+    return []
 
 
 async def _check_topics(settings: Settings) -> None:
