@@ -20,6 +20,7 @@ from streamsched.core.events import CoreEvent
 from streamsched.core.instructions import Decision
 from streamsched.core.model import Job, Run, TopologyLevel
 from streamsched.core.node import NodeRecord
+from streamsched.core.tenants import TenantUsage
 
 Id = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*\Z")]
 """Name of a job, node, pool or placement: letters, digits and ._:/@+- , at most 253 characters.
@@ -378,6 +379,8 @@ class SnapshotPart(Message, frozen=True, kw_only=True):
     jobs: tuple[Job, ...] = ()
     runs: tuple[Run, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
+    tenants: dict[str, TenantUsage] = {}
+    """In the first part."""
 
 
 # ── dead.letters ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaProducer
 from msgspec import Struct
@@ -21,6 +21,8 @@ from streamsched.core.cluster import Changes
 from . import codec, journal
 from .connection import KafkaConnection
 from .messages import SnapshotPart
+
+T = TypeVar("T")
 
 _PART_VALUES: Final = 2000
 _PART_BYTES: Final = 2 * 1024 * 1024
@@ -54,6 +56,7 @@ async def write(producer: AIOKafkaProducer, topic: str, partition: int, pool: st
             journal=snapshot.journal,
             next_offsets=snapshot.next_offsets if number == 0 else {},
             meta=snapshot.state.meta if number == 0 else None,
+            tenants=_there(snapshot.state.tenants) if number == 0 else {},
             **group,
         )
         key = f"{pool}#{snapshot.slot}#{number}".encode()
@@ -61,6 +64,10 @@ async def write(producer: AIOKafkaProducer, topic: str, partition: int, pool: st
         await asyncio.sleep(0)
     await asyncio.gather(*sent)
     return len(groups)
+
+
+def _there(values: Mapping[str, T | None]) -> dict[str, T]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _cut(state: Changes) -> Iterator[dict[str, Any]]:
@@ -114,6 +121,7 @@ def _join(parts: dict[int, SnapshotPart]) -> Snapshot:
             jobs={job.spec.job_id: job for part in ordered for job in part.jobs},
             runs={run.placement_id: run for part in ordered for run in part.runs},
             nodes={node.spec.node_id: node for part in ordered for node in part.nodes},
+            tenants=dict(first.tenants),
             meta=first.meta,
         ),
         epoch=first.epoch,

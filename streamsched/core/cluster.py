@@ -14,6 +14,7 @@ absorbed. This is what makes late, duplicate and reordered reports harmless.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -41,9 +42,13 @@ from .model import (
     RunState,
 )
 from .node import Node, NodeRecord
-from .problem import Assignment
+from .problem import Assignment, SolveStatus
+from .reservations import choose_nodes, lay_out
+from .tenants import TenantUsage, usage_at, with_change
 from .window import Ranker, Window, build
 
+_TENANTS_KEPT = 1000
+"""Tenants with accounts before idle ones are dropped."""
 _STORY_LENGTH = 10_000
 """Transitions kept in memory to tell the story of a job in an error."""
 
@@ -63,10 +68,11 @@ class Changes(Struct, frozen=True, kw_only=True):
     jobs: dict[str, Job | None]
     runs: dict[str, Run | None]
     nodes: dict[str, NodeRecord | None]
+    tenants: dict[str, TenantUsage | None]
     meta: Meta
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.runs or self.nodes)
+        return bool(self.jobs or self.runs or self.nodes or self.tenants)
 
 
 class ClusterState:
@@ -82,6 +88,9 @@ class ClusterState:
         self.jobs: dict[str, Job] = {}
         self.runs: dict[str, Run] = {}
         self.inventory = Inventory()
+        self.tenants: dict[str, TenantUsage] = {}
+        self.reserved: dict[str, str] = {}
+        """Node -> job that it is kept free for."""
         self.windows = 0
         """Windows opened by this process; only names them."""
         self.window: Window | None = None
@@ -97,7 +106,14 @@ class ClusterState:
         """Nodes in quarantine and its end."""
         self._finished: dict[str, float] = {}
         """Finished jobs and when, oldest first."""
+        self._stopping: dict[str, None] = {}
+        """Runs that were told to stop."""
+        self._lost_nodes: dict[str, float] = {}
+        """Nodes thought lost and since when."""
+        self._waits_end = 0.0
+        """No job waits too long before this time; only saves looking."""
         self._inventory_changed = False
+        self._changed_tenants: set[str] = set()
         self._changed_jobs: set[str] = set()
         self._changed_runs: set[str] = set()
         self._changed_nodes: set[str] = set()
@@ -142,21 +158,20 @@ class ClusterState:
         if job.state in TERMINAL:
             self._absorb("already-ended", f"job {event.job_id} is {job.state}")
         elif job.state is JobState.STOPPING:
-            self._put_job(replace(job, then=JobState.CANCELLED, reason="cancelled", command_offset=event.offset))
+            self._put_job(replace(job, then=JobState.CANCELLED, reason="cancelled"))
         elif job.placement_id is not None:
-            job = replace(job, command_offset=event.offset)
             self._stop(job, Revoke, "cancelled", then=JobState.CANCELLED)
         else:
-            self._move(job, Trigger.CANCEL, reason="cancelled", command_offset=event.offset)
+            self._move(job, Trigger.CANCEL, reason="cancelled")
 
     def _hold(self, event: ev.HoldRequested) -> None:
         job = self._commanded(event)
         if job is None:
             return
         if job.state in (JobState.QUEUED, JobState.UNFIT):
-            self._move(job, Trigger.HOLD, reason="held", command_offset=event.offset)
+            self._move(job, Trigger.HOLD, reason="held")
         elif job.state is JobState.STOPPING and job.then is JobState.QUEUED:
-            self._put_job(replace(job, then=JobState.HELD, command_offset=event.offset))
+            self._put_job(replace(job, then=JobState.HELD))
         elif job.state is JobState.HELD or job.then is JobState.HELD:
             self._absorb("already-held", event.job_id)
         else:
@@ -167,10 +182,10 @@ class ClusterState:
         if job is None:
             return
         if job.state is JobState.HELD:
-            self._move(job, Trigger.RELEASE, reason="", command_offset=event.offset, queued_at=self.now)
+            self._move(job, Trigger.RELEASE, reason="", queued_at=self.now)
             self._judge_fit(event.job_id)
         elif job.state is JobState.STOPPING and job.then is JobState.HELD:
-            self._put_job(replace(job, then=JobState.QUEUED, command_offset=event.offset))
+            self._put_job(replace(job, then=JobState.QUEUED))
         else:
             self._refuse("not-applicable", f"job {event.job_id} is {job.state}, not held")
 
@@ -186,7 +201,6 @@ class ClusterState:
                 job,
                 priority_class=event.priority_class or job.priority_class,
                 weight=event.weight if event.weight is not None else job.weight,
-                command_offset=event.offset,
             )
         )
 
@@ -201,6 +215,9 @@ class ClusterState:
         if 0 <= event.offset <= job.command_offset:
             self._absorb("duplicate-command", event.job_id)
             return None
+        # Also a command that is refused has been seen: redelivered later it must not take effect after all.
+        job = replace(job, command_offset=max(job.command_offset, event.offset))
+        self._put_job(job)
         return job
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -377,7 +394,7 @@ class ClusterState:
         if node is None:
             return
         if not node.record.lost:
-            self._set_node(node, replace(node.record, lost=True))
+            self._set_node(node, replace(node.record, lost=True, lost_at=self.now))
         elif not event.fenced:
             self._absorb("no-change", f"node {event.node_id} is lost already")
         for placement_id in sorted(node.run_ids):
@@ -445,13 +462,17 @@ class ClusterState:
 
     def _window_elapsed(self, event: ev.WindowElapsed) -> None:
         self._expire_leases()
+        self._say_stop_again()
         self._give_up_lost_runs()
         self._end_quarantines()
         self._forget_finished()
+        self._forget_nodes()
         if self._inventory_changed:
             self._inventory_changed = False
             for job_id in [*self._unfit, *self._queued]:
                 self._judge_fit(job_id)
+        self._reserve()
+        self._start_reserved()
         if self.ranker is not None and self._queued:
             self.windows += 1
             self.window = build(self, self.ranker, self.windows, self.now)
@@ -464,6 +485,14 @@ class ClusterState:
             job = self.jobs[run.job_id]
             self._stop(job, Revoke, "not started within its lease", then=JobState.QUEUED)
 
+    def _say_stop_again(self) -> None:
+        """Whoever does not answer a preempt or revoke within a lease is told (once more) to stop at once."""
+        for placement_id in sorted(self._stopping):
+            run = self.runs[placement_id]
+            if run.stop_said_at is not None and run.stop_said_at + self.config.lease_s < self.now:
+                run = self._put_run(replace(run, stop_said_at=self.now))
+                self._decide(Revoke, run, "no answer to the last order to stop")
+
     def _give_up_lost_runs(self) -> None:
         for placement_id in sorted(self._lost_runs):
             run = self.runs[placement_id]
@@ -473,7 +502,7 @@ class ClusterState:
     def _give_up(self, run: Run) -> None:
         """The job goes on without the run. What the run holds on a silent node stays held: it may be alive there."""
         if run.stop_at is None:
-            self._put_run(replace(run, stop_at=self.now))
+            self._put_run(replace(run, stop_at=self.now, stop_said_at=self.now))
             self._decide(Revoke, run, "a node of it is lost")
             self._requeue(run, "a node of it was lost", backoff=False)
         else:
@@ -497,6 +526,79 @@ class ClusterState:
             if job_id not in still_held:
                 del self.jobs[job_id], self._finished[job_id]
                 self._changed_jobs.add(job_id)
+
+    def _forget_nodes(self) -> None:
+        """A node that has been lost for long and holds nothing is forgotten: pools that scale do not grow for ever."""
+        keep_from = self.now - self.config.finished_keep_s
+        for node_id in sorted(node_id for node_id, since in self._lost_nodes.items() if since < keep_from):
+            if not self.inventory.nodes[node_id].run_ids:
+                self.inventory.remove(node_id)
+                del self._lost_nodes[node_id]
+                self._quarantined.pop(node_id, None)
+                self._changed_nodes.add(node_id)
+                self._inventory_changed = True
+
+    # ── reservations and tenants ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _reserve(self) -> None:
+        """Keep nodes for the jobs that have waited too long, oldest first, and choose anew where a node went away."""
+        for job_id in sorted(set(self.reserved.values()), key=lambda job_id: self.jobs[job_id].seq):
+            job = self.jobs[job_id]
+            if not all(self.inventory.nodes[n].usable for n in job.reservation if n in self.inventory.nodes):
+                self._put_job(replace(job, reservation=()))
+                self._reserve_for(self.jobs[job_id])
+        free = self.config.reservations_max - len(set(self.reserved.values()))
+        if free <= 0 or self.now < self._waits_end:
+            return
+        bound = self.config.reserve_after_s
+        overdue = [job for job in self.queued_jobs() if not job.reservation and self.now - job.queued_at >= bound]
+        for job in overdue:
+            if free and job.not_before <= self.now and self.quota_left(job.spec.tenant) >= job.spec.total_gpu_milli:
+                free -= self._reserve_for(job)
+        if not overdue:
+            waits = (self.jobs[job_id].queued_at + bound for job_id in self._queued)
+            self._waits_end = min(waits, default=self.now + bound)
+
+    def _reserve_for(self, job: Job) -> bool:
+        nodes = choose_nodes(job, self.inventory, self.reserved)
+        if nodes:
+            self._put_job(replace(job, reservation=nodes, reason="waited too long: nodes are kept free for it"))
+        return bool(nodes)
+
+    def _start_reserved(self) -> None:
+        """A job whose nodes have drained starts there, without a solver."""
+        for job_id in sorted(set(self.reserved.values()), key=lambda job_id: self.jobs[job_id].seq):
+            job = self.jobs[job_id]
+            workers = lay_out(job.spec, (self.inventory.nodes[node_id] for node_id in job.reservation))
+            if workers is None:
+                continue
+            assignment = Assignment(job_id=job_id, attempt=job.attempt, workers=workers)
+            if why_not_placeable(self, assignment) is None:
+                self._place(assignment, Why(policy="reservation", solver=SolveStatus.GREEDY))
+
+    def quota_left(self, tenant: str) -> float:
+        """Thousandths of GPUs that the tenant may still take; infinite without a quota."""
+        policy = self.config.tenants.get(tenant)
+        if policy is None or policy.quota_gpus is None:
+            return math.inf
+        return policy.quota_gpus * WHOLE_GPU - self.usage(tenant).held_milli
+
+    def usage(self, tenant: str) -> TenantUsage:
+        return self.tenants.get(tenant, TenantUsage())
+
+    def _charge(self, tenant: str, milli: int) -> None:
+        half_life_s = self.config.usage_half_life_s
+        if tenant not in self.tenants and len(self.tenants) >= _TENANTS_KEPT:
+            self._forget_idle_tenants()
+        self.tenants[tenant] = with_change(self.usage(tenant), self.now, half_life_s, milli)
+        self._changed_tenants.add(tenant)
+
+    def _forget_idle_tenants(self) -> None:
+        """Names are free to choose: those that hold nothing and have next to no usage left are dropped."""
+        for tenant, usage in sorted(self.tenants.items()):
+            if not usage.held_milli and usage_at(usage, self.now, self.config.usage_half_life_s) < 1.0:
+                del self.tenants[tenant]
+                self._changed_tenants.add(tenant)
 
     def _judge_fit(self, job_id: str) -> None:
         job = self.jobs[job_id]
@@ -555,6 +657,7 @@ class ClusterState:
             lease_until=self.now + self.config.lease_s,
         )
         self._put_run(run)
+        self._charge(spec.tenant, spec.total_gpu_milli)
         self._move(job, Trigger.PLACE, attempt=attempt, placement_id=placement_id, reason="", then=None)
         self._out.append(
             Place(
@@ -576,7 +679,9 @@ class ClusterState:
         """Tell the job's run to stop; its GPUs stay held until the executor says that they are free."""
         if job.placement_id is None:
             raise BrokenInvariant(f"job {job.spec.job_id} has no run to stop\n{self.story(job.spec.job_id)}")
-        run = self._put_run(replace(self.runs[job.placement_id], state=RunState.STOPPING, stop_at=self.now))
+        run = self._put_run(
+            replace(self.runs[job.placement_id], state=RunState.STOPPING, stop_at=self.now, stop_said_at=self.now)
+        )
         self._decide(how, run, reason)
         self._move(job, Trigger.STOP, then=then, reason=reason)
 
@@ -589,6 +694,7 @@ class ClusterState:
         del self.runs[run.placement_id]
         self._leases.pop(run.placement_id, None)
         self._lost_runs.pop(run.placement_id, None)
+        self._stopping.pop(run.placement_id, None)
         self._changed_runs.add(run.placement_id)
         job = self.jobs[run.job_id]
         if job.state in TERMINAL and job.placement_id == run.placement_id:
@@ -596,9 +702,10 @@ class ClusterState:
 
     def _give_back(self, run: Run, allocations: Sequence[Allocation]) -> None:
         """The devices are free and what they did is credited to the job."""
+        job = self.jobs[run.job_id]
+        gpu_milli = sum(len(a.gpus) * a.gpu_milli for a in allocations)
+        self._charge(job.spec.tenant, -gpu_milli)
         if run.started_at is not None:
-            job = self.jobs[run.job_id]
-            gpu_milli = sum(len(a.gpus) * a.gpu_milli for a in allocations)
             used = max(0.0, self.now - run.started_at) * gpu_milli / WHOLE_GPU
             self._put_job(replace(job, attained_gpu_s=job.attained_gpu_s + used))
         touched: dict[str, Node] = {}
@@ -656,7 +763,9 @@ class ClusterState:
         if other is not None:
             other_run = self.runs[other]
             if other_run.stop_at is None:
-                other_run = self._put_run(replace(other_run, state=RunState.STOPPING, stop_at=self.now))
+                other_run = self._put_run(
+                    replace(other_run, state=RunState.STOPPING, stop_at=self.now, stop_said_at=self.now)
+                )
                 self._decide(Revoke, other_run, "another run of the job has ended")
         self._move(job, trigger, reason=reason, exit_code=exit_code, placement_id=other, then=None)
 
@@ -688,6 +797,11 @@ class ClusterState:
 
     def _put_job(self, job: Job) -> None:
         job_id = job.spec.job_id
+        if job.reservation and job.state is not JobState.QUEUED:
+            job = replace(job, reservation=())
+        before = self.jobs.get(job_id)
+        for node_id in before.reservation if before is not None else ():
+            self.reserved.pop(node_id, None)
         self.jobs[job_id] = job
         self._changed_jobs.add(job_id)
         self._file_job(job_id, job)
@@ -699,6 +813,8 @@ class ClusterState:
                 index[job_id] = None
             else:
                 index.pop(job_id, None)
+        for node_id in job.reservation:
+            self.reserved[node_id] = job_id
         if job.ended_at is not None:
             self._finished.setdefault(job_id, job.ended_at)
 
@@ -713,6 +829,10 @@ class ClusterState:
             self._leases[run.placement_id] = run.lease_until
         else:
             self._leases.pop(run.placement_id, None)
+        if run.state is RunState.STOPPING:
+            self._stopping[run.placement_id] = None
+        else:
+            self._stopping.pop(run.placement_id, None)
         if run.lost_at is not None and (run.state is RunState.STOPPING or run.stop_at is None):
             self._lost_runs[run.placement_id] = None
         else:
@@ -729,6 +849,10 @@ class ClusterState:
             self._quarantined[record.spec.node_id] = record.until
         else:
             self._quarantined.pop(record.spec.node_id, None)
+        if record.lost:
+            self._lost_nodes[record.spec.node_id] = record.lost_at
+        else:
+            self._lost_nodes.pop(record.spec.node_id, None)
 
     def _refuse(self, code: str, detail: str) -> None:
         self._out.append(Refuse(code=code, detail=detail))
@@ -762,13 +886,19 @@ class ClusterState:
         changes = Changes(
             jobs={job_id: self.jobs.get(job_id) for job_id in sorted(self._changed_jobs)},
             runs={run_id: self.runs.get(run_id) for run_id in sorted(self._changed_runs)},
-            nodes={node_id: self.inventory.nodes[node_id].record for node_id in sorted(self._changed_nodes)},
+            nodes={node_id: self._record_of(node_id) for node_id in sorted(self._changed_nodes)},
+            tenants={tenant: self.tenants.get(tenant) for tenant in sorted(self._changed_tenants)},
             meta=self.meta(),
         )
         self._changed_jobs.clear()
         self._changed_runs.clear()
         self._changed_nodes.clear()
+        self._changed_tenants.clear()
         return changes
+
+    def _record_of(self, node_id: str) -> NodeRecord | None:
+        node = self.inventory.nodes.get(node_id)
+        return node.record if node is not None else None
 
     def everything(self) -> Changes:
         """The whole stored state, in the form of changes against an empty one."""
@@ -776,6 +906,7 @@ class ClusterState:
             jobs=dict(sorted(self.jobs.items())),
             runs=dict(sorted(self.runs.items())),
             nodes={node.node_id: node.record for node in sorted(self.inventory, key=lambda n: n.node_id)},
+            tenants=dict(sorted(self.tenants.items())),
             meta=self.meta(),
         )
 
@@ -787,6 +918,7 @@ class ClusterState:
             if record is not None:
                 self.inventory.add(Node(record))
                 self._file_node(record)
+        self.tenants = {tenant: usage for tenant, usage in sorted(stored.tenants.items()) if usage is not None}
         jobs = [job for job in stored.jobs.values() if job is not None]
         for job in sorted(jobs, key=lambda job: job.seq):
             self.jobs[job.spec.job_id] = job

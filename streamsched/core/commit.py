@@ -26,6 +26,8 @@ def why_not_placeable(state: ClusterState, assignment: Assignment) -> str | None
         return f"job {assignment.job_id} backs off"
     if not _is_the_gang(job, assignment):
         return f"job {assignment.job_id}: the assignment is not its gang"
+    if state.quota_left(job.spec.tenant) < job.spec.total_gpu_milli:
+        return f"job {assignment.job_id}: tenant {job.spec.tenant} is at its quota"
     return _why_not_on_nodes(state, job, assignment)
 
 
@@ -46,6 +48,8 @@ def _why_not_on_nodes(state: ClusterState, job: Job, assignment: Assignment) -> 
         node = state.inventory.nodes.get(node_id)
         if node is None or not node.usable:
             return f"node {node_id} cannot be used now"
+        if state.reserved.get(node_id, assignment.job_id) != assignment.job_id:
+            return f"node {node_id} is kept free for job {state.reserved[node_id]}"
         if spec.gpu_types and node.spec.gpu_type not in spec.gpu_types:
             return f"node {node_id} has {node.spec.gpu_type}, job {assignment.job_id} wants {spec.gpu_types}"
         workers = workers_on[node_id]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
+from .tenants import TenantPolicy
+
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
     policy: str = "fcfs"
@@ -22,6 +24,12 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     finished_keep_s: float = 7 * 86400.0
     """How long a finished job is remembered; the same id after that is a new job."""
     reserve_after_s: float = 24 * 3600.0
-    """A job that has waited longer gets a reservation that later jobs may not delay."""
+    """A job that has waited longer gets a reservation that other jobs may not delay."""
+    reservations_max: int = 4
+    """Jobs with a reservation at one time."""
+    tenants: dict[str, TenantPolicy] = {}
+    """What is set for single tenants; the others have weight 1 and no quota."""
+    usage_half_life_s: float = 168 * 3600.0
+    """Half-life of a tenant's usage in the fair share."""
     lost_grace_s: float = 30.0
     """How long a run on a node thought lost is waited for before its job is queued again."""

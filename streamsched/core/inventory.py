@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from .errors import BrokenInvariant
 from .model import WHOLE_GPU, JobSpec
 from .node import Node, NodeKey
 from .problem import NodeClass
@@ -51,11 +52,21 @@ class Inventory:
         before = self._capability_of.get(node_id)
         if before != capability:
             if before is not None:
-                self.capabilities[before] -= 1
-                if not self.capabilities[before]:
-                    del self.capabilities[before]
+                self._uncount(before)
             self.capabilities[capability] += 1
             self._capability_of[node_id] = capability
+
+    def remove(self, node_id: str) -> None:
+        """Forget a node that can give nothing."""
+        node = self.nodes.pop(node_id)
+        if node.key is not None:
+            raise BrokenInvariant(f"node {node_id} is to be forgotten but still offers something")
+        self._uncount(self._capability_of.pop(node_id))
+
+    def _uncount(self, capability: Capability) -> None:
+        self.capabilities[capability] -= 1
+        if not self.capabilities[capability]:
+            del self.capabilities[capability]
 
     def classes(self) -> tuple[NodeClass, ...]:
         """The classes that have something to give, in a fixed order."""

@@ -144,6 +144,8 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attained_gpu_s: float = 0.0
     """GPU-seconds used by ended runs."""
     preemptions: int = 0
+    reservation: tuple[str, ...] = ()
+    """Nodes kept free for it while it is queued."""
     priority_class: str | None = None
     """Set by `reprioritise`; None: as in the spec."""
     weight: float | None = None
@@ -175,6 +177,8 @@ class Run(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a node of it was found lost."""
     stop_at: float | None = None
     """When it was told to stop; a completion before that is a genuine one."""
+    stop_said_at: float | None = None
+    """When it was last told to stop: said again while nobody answers."""
     last_checkpoint_at: float | None = None
 
 

@@ -21,6 +21,8 @@ class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """GPUs usable now; at most `spec.gpus`."""
     lost: bool = False
     """Silent for too long, or said to be gone; what an operator or a quarantine said of it (`state`) outlives that."""
+    lost_at: float = 0.0
+    """Since when it is lost."""
     until: float = 0.0
     """End of a quarantine, UTC epoch seconds."""
     refused: tuple[str, ...] = ()

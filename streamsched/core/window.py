@@ -5,10 +5,11 @@ A window is a pure question about the state; nothing here changes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from .model import WHOLE_GPU, Job, JobSpec
 from .problem import Candidate, NodeClass, Problem
@@ -45,35 +46,23 @@ def rank(state: ClusterState, ranker: Ranker, now: float) -> list[tuple[float, J
     """All queued jobs, best first: by priority class, then score, then order of arrival."""
     jobs = state.queued_jobs()
     scores = ranker.scores(jobs, state, now)
-    classes = state.config.priority_classes
-    return sorted(
-        zip(scores, jobs, strict=True),
-        key=lambda item: (
-            -classes.get(item[1].priority_class or item[1].spec.priority_class, 0),
-            -item[0],
-            item[1].seq,
-        ),
-    )
+    return sorted(zip(scores, jobs, strict=True), key=lambda item: (-priority(state, item[1]), -item[0], item[1].seq))
 
 
 def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Window:
-    """The window's problem: the first `config.window_jobs` ranked jobs that could start now if they were alone."""
-    classes = state.inventory.classes()
-    chances = _Chances(classes)
-    limit = state.config.window_jobs
-    chosen: list[tuple[float, Job]] = []
+    """The window's problem: the first `config.window_jobs` ranked jobs that could start now if they were alone.
+
+    All of one priority class, the highest that has any: the model weighs jobs against each other, and no number of
+    lower ones may outweigh a higher. Lower classes have their turn in the windows after.
+    """
+    chooser = _Chooser(state, now)
     ranking: list[Ranked] = []
     for score, job in rank(state, ranker, now):
-        reason = ""
-        if job.not_before > now:
-            reason = f"backoff: {job.reason or 'refused'}"
-        elif len(chosen) == limit:
-            reason = f"outranked: {limit} jobs are ahead in this window"
-        else:
-            reason = chances.why_not(job.spec)
+        reason = chooser.why_not(job)
         if not reason:
-            chosen.append((score, job))
+            chooser.choose(score, job)
         ranking.append(Ranked(job.spec.job_id, score, reason))
+    chosen = chooser.chosen
     problem = Problem(
         pool=state.pool,
         window=number,
@@ -83,9 +72,59 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
             _candidate(job, score, place, len(chosen), _avoided(state, job, now))
             for place, (score, job) in enumerate(chosen)
         ),
-        classes=classes if chosen else (),
+        classes=chooser.classes if chosen else (),
     )
     return Window(problem, tuple(ranking))
+
+
+class _Chooser:
+    """Takes candidates in rank order until the window is full."""
+
+    def __init__(self, state: ClusterState, now: float) -> None:
+        self._state = state
+        self._now = now
+        self.classes = _not_reserved(state.inventory.classes(), state.reserved)
+        self._chances = _Chances(self.classes)
+        self._class: int | None = None
+        self._planned: dict[str, int] = {}
+        self.chosen: list[tuple[float, Job]] = []
+
+    def why_not(self, job: Job) -> str:
+        """Empty when the job can be a candidate."""
+        state, spec = self._state, job.spec
+        if job.not_before > self._now:
+            return f"backoff: {job.reason or 'refused'}"
+        if len(self.chosen) == state.config.window_jobs:
+            return f"outranked: {len(self.chosen)} jobs are ahead in this window"
+        # Candidates of one tenant could all be placed: together they must stay within its quota.
+        left = state.quota_left(spec.tenant) - self._planned.get(spec.tenant, 0)
+        if left < spec.total_gpu_milli:
+            return f"quota: tenant {spec.tenant} may hold {max(0.0, left) / WHOLE_GPU:g} more GPUs"
+        reason = self._chances.why_not(spec)
+        if reason and job.reservation:
+            return f"reserved: {len(job.reservation)} nodes are kept free for it and drain"
+        if not reason and self._class not in (None, priority(state, job)):
+            return "outranked: jobs of a higher priority class go first"
+        return reason
+
+    def choose(self, score: float, job: Job) -> None:
+        self._class = priority(self._state, job)
+        self.chosen.append((score, job))
+        tenant = job.spec.tenant
+        self._planned[tenant] = self._planned.get(tenant, 0) + job.spec.total_gpu_milli
+
+
+def priority(state: ClusterState, job: Job) -> int:
+    """Number of the job's priority class; a name that is not configured counts as 0."""
+    return state.config.priority_classes.get(job.priority_class or job.spec.priority_class, 0)
+
+
+def _not_reserved(classes: tuple[NodeClass, ...], reserved: Mapping[str, str]) -> tuple[NodeClass, ...]:
+    """The classes without the nodes that are kept free for somebody."""
+    if not reserved:
+        return classes
+    rest = ((c, tuple(n for n in c.node_ids if n not in reserved)) for c in classes)
+    return tuple(replace(c, node_ids=nodes) if len(nodes) < len(c.node_ids) else c for c, nodes in rest if nodes)
 
 
 def _avoided(state: ClusterState, job: Job, now: float) -> tuple[str, ...]:

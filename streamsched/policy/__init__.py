@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from streamsched.core.window import Ranker
 from streamsched.errors import UserError
 
-from .rules import FirstComeFirstServed, Smallest
+from .rules import FairShare, FirstComeFirstServed, Smallest
 
-RULES: dict[str, type[FirstComeFirstServed] | type[Smallest]] = {
-    rule.name: rule for rule in (FirstComeFirstServed, Smallest)
+RULES: dict[str, Callable[[], Ranker]] = {
+    FirstComeFirstServed.name: FirstComeFirstServed,
+    Smallest.name: Smallest,
+    FairShare.name: FairShare,
 }
 
 

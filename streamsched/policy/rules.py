@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from streamsched.core.cluster import ClusterState
-from streamsched.core.model import Job
+from streamsched.core.model import WHOLE_GPU, Job
+from streamsched.core.tenants import TenantPolicy, usage_at
 
 
 class FirstComeFirstServed:
@@ -24,3 +27,44 @@ class Smallest:
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
         return [-float(job.spec.total_gpu_milli) for job in jobs]
+
+
+class FairShare:
+    """Weighted fair share of decayed usage: the tenant with the least usage per weight goes next, then order of arrival.
+
+    Each job taken counts as used right away for `run_s` seconds of its GPUs, so that one look at the queue deals it out
+    in turns instead of emptying one tenant's first. Usage decays with `SchedulerConfig.usage_half_life_s`, as Slurm's
+    (priority/multifactor, PriorityDecayHalfLife).
+    """
+
+    name = "fairshare"
+
+    def __init__(self, run_s: float = 600.0) -> None:
+        self._run_s = run_s
+
+    def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
+        waiting: dict[str, deque[int]] = defaultdict(deque)
+        for place in sorted(range(len(jobs)), key=lambda place: jobs[place].seq):
+            waiting[jobs[place].spec.tenant].append(place)
+        heap = [(self._share(state, tenant, now), tenant) for tenant in sorted(waiting)]
+        heapq.heapify(heap)
+        scores = [0.0] * len(jobs)
+        for turn in range(len(jobs)):
+            share, tenant = heap[0]
+            place = waiting[tenant].popleft()
+            scores[place] = -float(turn)
+            if waiting[tenant]:
+                cost = jobs[place].spec.total_gpu_milli / WHOLE_GPU * self._run_s / _weight(state, tenant)
+                heapq.heapreplace(heap, (share + cost, tenant))
+            else:
+                heapq.heappop(heap)
+        return scores
+
+    @staticmethod
+    def _share(state: ClusterState, tenant: str, now: float) -> float:
+        """GPU-seconds used per weight."""
+        return usage_at(state.usage(tenant), now, state.config.usage_half_life_s) / _weight(state, tenant)
+
+
+def _weight(state: ClusterState, tenant: str) -> float:
+    return state.config.tenants.get(tenant, TenantPolicy()).weight

@@ -1,8 +1,20 @@
 -- The atomic steps on one pool's keys. A script does not roll back, so every step checks first and writes then.
 --
--- KEYS: 1 meta  2 jobs  3 runs  4 nodes  5 queue
+-- KEYS: 1 meta  2 jobs  3 runs  4 nodes  5 tenants  6 queue
 -- meta fields: epoch (the owner's), seq (of the last commit), state (the core's scalars), position (journal and input
---              offsets, outbox), summary (for the router and for status)
+--              offsets, outbox), summary (for the router and for status). Without `state` the pool counts as not there.
+--
+-- ARGV: 'acquire' epoch        a new epoch above this and above the stored one; returns it
+--       'check'   epoch seq    whether the stored state is the one that this owner last wrote
+--       'clear'   epoch        begin to write it anew
+--       'fill'    epoch '' ''  n... pairs...   part of a state written anew
+--       'commit'  epoch before seq  n... pairs...   from record `before` to record `seq`
+-- n...: numbers of pairs for meta, jobs, runs, nodes, tenants, queue; then name and value of each. An empty value deletes;
+-- for the queue the value is a score.
+--
+-- Answers: 1 done (or was done: a retry after a lost answer), 0 another epoch owns the pool, -1 the data is not what it was.
+
+local DONE, FENCED, LOST = 1, 0, -1
 
 local function acquire(at_least)
   local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
@@ -11,48 +23,53 @@ local function acquire(at_least)
   return epoch
 end
 
--- 1: done (or was done: a retry after a lost answer), 0: another epoch owns the pool, -1: the data is not what it was
-local function may_write(epoch, before, seq)
+local function owner(epoch)
   local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '-1')
-  if stored > epoch then return 0 end
-  if stored < epoch then return -1 end
+  if stored > epoch then return FENCED end
+  if stored < epoch then return LOST end
+  return DONE
+end
+
+local function at_record(epoch, before, seq)
+  local answer = owner(epoch)
+  if answer ~= DONE then return answer end
   local at = redis.call('HGET', KEYS[1], 'seq') or '0'
-  if at ~= before and at ~= seq then return -1 end
-  return 1
+  if at ~= before and at ~= seq then return LOST end
+  return DONE
 end
 
-local function write_hash(key, from, pairs_count)
-  for i = 0, pairs_count - 1 do
-    local name, value = ARGV[from + 2 * i], ARGV[from + 2 * i + 1]
-    if value == '' then redis.call('HDEL', key, name) else redis.call('HSET', key, name, value) end
+local function clear(epoch)
+  local answer = owner(epoch)
+  if answer == DONE then
+    redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
+    redis.call('HDEL', KEYS[1], 'seq', 'state', 'position', 'summary')
   end
-  return from + 2 * pairs_count
+  return answer
 end
 
--- ARGV: 'acquire' epoch | 'check' epoch seq | as follows
--- ARGV: 1 'commit' | 'reset'  2 epoch  3 seq before  4 seq  5 n meta fields  6 n jobs  7 n runs  8 n nodes
---       9 n queue, then name/value pairs in that order (an empty value deletes; for the queue it is a score)
-local function commit(reset)
-  local epoch = tonumber(ARGV[2])
-  if reset then
-    if tonumber(redis.call('HGET', KEYS[1], 'epoch') or '-1') ~= epoch then return 0 end
-    redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
-  else
-    local answer = may_write(epoch, ARGV[3], ARGV[4])
-    if answer ~= 1 then return answer end
+local function write()
+  local at = 11
+  for key = 1, 5 do
+    for _ = 1, tonumber(ARGV[4 + key]) do
+      local name, value = ARGV[at], ARGV[at + 1]
+      if value == '' then redis.call('HDEL', KEYS[key], name) else redis.call('HSET', KEYS[key], name, value) end
+      at = at + 2
+    end
   end
-  local at = write_hash(KEYS[1], 10, tonumber(ARGV[5]))
-  at = write_hash(KEYS[2], at, tonumber(ARGV[6]))
-  at = write_hash(KEYS[3], at, tonumber(ARGV[7]))
-  at = write_hash(KEYS[4], at, tonumber(ARGV[8]))
-  for i = 0, tonumber(ARGV[9]) - 1 do
-    local name, score = ARGV[at + 2 * i], ARGV[at + 2 * i + 1]
-    if score == '' then redis.call('ZREM', KEYS[5], name) else redis.call('ZADD', KEYS[5], score, name) end
+  for _ = 1, tonumber(ARGV[10]) do
+    local name, score = ARGV[at], ARGV[at + 1]
+    if score == '' then redis.call('ZREM', KEYS[6], name) else redis.call('ZADD', KEYS[6], score, name) end
+    at = at + 2
   end
-  redis.call('HSET', KEYS[1], 'seq', ARGV[4])
-  return 1
 end
 
-if ARGV[1] == 'acquire' then return acquire(ARGV[2]) end
-if ARGV[1] == 'check' then return may_write(tonumber(ARGV[2]), ARGV[3], ARGV[3]) end
-return commit(ARGV[1] == 'reset')
+local step, epoch = ARGV[1], tonumber(ARGV[2])
+if step == 'acquire' then return acquire(ARGV[2]) end
+if step == 'check' then return at_record(epoch, ARGV[3], ARGV[3]) end
+if step == 'clear' then return clear(epoch) end
+local answer = owner(epoch)
+if step == 'commit' then answer = at_record(epoch, ARGV[3], ARGV[4]) end
+if answer ~= DONE then return answer end
+write()
+if step == 'commit' then redis.call('HSET', KEYS[1], 'seq', ARGV[4]) end
+return DONE

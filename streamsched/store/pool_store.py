@@ -1,14 +1,14 @@
 """One pool's state in Redis: read whole, changed by one atomic script per commit.
 
 Keys share the hash tag {pool}, so that a cluster keeps them together:
-`<prefix>{pool}:meta|jobs|runs|nodes|queue`. Values are the JSON of the core's values, so that they can be read with
-redis-cli. What is here is a view: the journal in Kafka is the truth, and `seq` and `journal` say how much of it is in.
+`<prefix>{pool}:meta|jobs|runs|nodes|tenants|queue`. Values are the JSON of the core's values, so that redis-cli shows
+them. What is here is a view: the journal in Kafka is the truth, and `seq` and `journal` say how much of it is in.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -20,8 +20,12 @@ from streamsched.bus.messages import Placement
 from streamsched.core.cluster import Changes, Meta
 from streamsched.core.model import Job, JobState, Run
 from streamsched.core.node import NodeRecord
+from streamsched.core.tenants import TenantUsage
 
 _SCRIPT = resources.files(__package__).joinpath("pool_state.lua").read_text(encoding="utf-8")
+_KEYS = ("meta", "jobs", "runs", "nodes", "tenants", "queue")
+_FILL = 20_000
+"""Values per script call when a state is written anew: other clients of Redis wait meanwhile."""
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -62,33 +66,36 @@ class PoolStore:
     def __init__(self, redis: Redis, pool: str, prefix: str = "streamsched:") -> None:
         self.pool = pool
         self._redis = redis
-        self._keys = [_key(prefix, pool, name) for name in ("meta", "jobs", "runs", "nodes", "queue")]
+        self._keys = [_key(prefix, pool, name) for name in _KEYS]
         self._script = redis.register_script(_SCRIPT)
 
     async def load(self) -> Stored:
         """Everything, as of one moment."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            for key in self._keys[:4]:
-                pipe.hgetall(key)
-            meta, jobs, runs, nodes = await pipe.execute()
+        meta, raw = await self._read()
         epoch = int(meta.get(b"epoch", 0))
         if b"state" not in meta:
             return Stored(epoch=epoch, position=Position(), state=None)
         state = Changes(
-            jobs=_decode_all(jobs, Job),
-            runs=_decode_all(runs, Run),
-            nodes=_decode_all(nodes, NodeRecord),
+            jobs=_decode_all(raw["jobs"], Job),
+            runs=_decode_all(raw["runs"], Run),
+            nodes=_decode_all(raw["nodes"], NodeRecord),
+            tenants=_decode_all(raw["tenants"], TenantUsage),
             meta=msgspec.json.decode(meta[b"state"], type=Meta),
         )
         return Stored(epoch=epoch, position=msgspec.json.decode(meta[b"position"], type=Position), state=state)
 
-    async def raw(self) -> dict[str, dict[bytes, bytes]]:
-        """Stored bytes of jobs, runs, nodes and the core's scalars: what a replay of the journal must equal."""
+    async def raw(self) -> tuple[Position, dict[str, dict[bytes, bytes]]]:
+        """Position and stored bytes of all values: what a replay of the journal must equal (see `stored_values`)."""
+        meta, raw = await self._read()
+        position = msgspec.json.decode(meta[b"position"], type=Position) if b"position" in meta else Position()
+        return position, raw | {"meta": {b"state": meta.get(b"state", b"")}}
+
+    async def _read(self) -> tuple[dict[bytes, bytes], dict[str, dict[bytes, bytes]]]:
         async with self._redis.pipeline(transaction=True) as pipe:
-            for key in self._keys[:4]:
+            for key in self._keys[:5]:
                 pipe.hgetall(key)
-            meta, jobs, runs, nodes = await pipe.execute()
-        return {"jobs": jobs, "runs": runs, "nodes": nodes, "meta": {b"state": meta.get(b"state", b"")}}
+            meta, *values = await pipe.execute()
+        return meta, dict(zip(_KEYS[1:5], values, strict=True))
 
     async def acquire(self, at_least: int) -> int:
         """Take the pool over: a new epoch, above every one seen. From now on commits of earlier epochs are refused."""
@@ -96,29 +103,47 @@ class PoolStore:
 
     async def commit(self, epoch: int, before: int, position: Position, changes: Changes, summary: bytes) -> Outcome:
         """Bring the stored state from record `before` to `position.seq`. Safe to repeat after a lost answer."""
-        return Outcome(await self._write("commit", epoch, before, position, changes, summary))
+        parts = _parts(changes)
+        parts["meta"] = _meta(changes, position, summary)
+        return await self._write("commit", epoch, before, position.seq, parts)
 
     async def reset(self, epoch: int, position: Position, everything: Changes, summary: bytes) -> Outcome:
-        """Replace whatever is stored by `everything`."""
-        return Outcome(await self._write("reset", epoch, position.seq, position, everything, summary))
+        """Replace whatever is stored by `everything`. Until the last step the pool counts as not there."""
+        outcome = Outcome(await self._script(keys=self._keys, args=["clear", epoch]))
+        for kind, pairs in _parts(everything).items():
+            for start in range(0, len(pairs), 2 * _FILL):
+                if outcome is Outcome.DONE:
+                    outcome = await self._write("fill", epoch, "", "", {kind: pairs[start : start + 2 * _FILL]})
+        if outcome is not Outcome.DONE:
+            return outcome
+        return await self._write("commit", epoch, 0, position.seq, {"meta": _meta(everything, position, summary)})
 
     async def check(self, epoch: int, seq: int) -> Outcome:
         """Whether Redis still holds what the owner of `epoch` last wrote: how an idle owner notices a loss."""
         return Outcome(await self._script(keys=self._keys, args=["check", epoch, seq]))
 
     async def _write(
-        self, step: str, epoch: int, before: int, position: Position, changes: Changes, summary: bytes
-    ) -> int:
-        values = stored_values(changes)
-        meta: list[Any] = ["state", values["meta"][b"state"], "position", _encode(position), "summary", summary]
-        queue: list[Any] = []
-        for job_id, job in changes.jobs.items():
-            queue += [job_id, str(job.seq) if job is not None and job.state is JobState.QUEUED else ""]
-        parts = [meta, _pairs(values["jobs"]), _pairs(values["runs"]), _pairs(values["nodes"]), queue]
-        args: list[Any] = [step, epoch, before, position.seq, *(len(part) // 2 for part in parts)]
-        for part in parts:
-            args += part
-        return int(await self._script(keys=self._keys, args=args))
+        self, step: str, epoch: int, before: int | str, seq: int | str, parts: dict[str, list[bytes]]
+    ) -> Outcome:
+        args: list[Any] = [step, epoch, before, seq, *(len(parts.get(key, ())) // 2 for key in _KEYS)]
+        for key in _KEYS:
+            args += parts.get(key, ())
+        return Outcome(await self._script(keys=self._keys, args=args))
+
+
+def _parts(changes: Changes) -> dict[str, list[bytes]]:
+    """Name, value, name, value... for each key but meta; an empty value deletes."""
+    values = stored_values(changes)
+    parts = {kind: [item for pair in values[kind].items() for item in pair] for kind in _KEYS[1:5]}
+    parts["queue"] = []
+    for job_id, job in changes.jobs.items():
+        queued = job is not None and job.state is JobState.QUEUED
+        parts["queue"] += [job_id.encode(), str(job.seq).encode() if job is not None and queued else b""]
+    return parts
+
+
+def _meta(changes: Changes, position: Position, summary: bytes) -> list[bytes]:
+    return [b"state", _encode(changes.meta), b"position", _encode(position), b"summary", summary]
 
 
 async def summaries(redis: Redis, prefix: str, pools: Sequence[str]) -> list[bytes | None]:
@@ -136,15 +161,16 @@ def _key(prefix: str, pool: str, name: str) -> str:
 def stored_values(changes: Changes) -> dict[str, dict[bytes, bytes]]:
     """The bytes that Redis holds for these values; empty for a value that is gone."""
     return {
-        "jobs": {name.encode(): _encode(job) if job is not None else b"" for name, job in changes.jobs.items()},
-        "runs": {name.encode(): _encode(run) if run is not None else b"" for name, run in changes.runs.items()},
-        "nodes": {name.encode(): _encode(node) if node is not None else b"" for name, node in changes.nodes.items()},
+        "jobs": _encode_all(changes.jobs),
+        "runs": _encode_all(changes.runs),
+        "nodes": _encode_all(changes.nodes),
+        "tenants": _encode_all(changes.tenants),
         "meta": {b"state": _encode(changes.meta)},
     }
 
 
-def _pairs(values: dict[bytes, bytes]) -> list[bytes]:
-    return [item for pair in values.items() for item in pair]
+def _encode_all(values: Mapping[str, Struct | None]) -> dict[bytes, bytes]:
+    return {name.encode(): _encode(value) if value is not None else b"" for name, value in values.items()}
 
 
 def _decode_all(raw: dict[bytes, bytes], kind: type[Any]) -> dict[str, Any]:
