@@ -30,7 +30,7 @@ class Smallest:
 
 
 class FairShare:
-    """Weighted fair share of decayed usage: the tenant with the least usage per weight goes next, then order of arrival.
+    """Weighted fair share of decayed usage: the tenant with least usage per weight goes next, then order of arrival.
 
     Each job taken counts as used right away for `run_s` seconds of its GPUs, so that one look at the queue deals it out
     in turns instead of emptying one tenant's first. Usage decays with `SchedulerConfig.usage_half_life_s`, as Slurm's
