@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,9 @@ from streamsched.service.stacks import Stack, StackName, start_stack
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
+_RESTARTS_MAX = 5
+_RESTARTS_WITHIN_S = 60.0
+
 StackOption = Annotated[
     str, typer.Option("--stack", help="embedded (wheels), local (Apache Kafka and redis-server) or external (yours).")
 ]
@@ -34,15 +39,27 @@ def up(stack: StackOption = "embedded", data_dir: DataDir = None) -> None:
     ended = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: ended.set())
-    with running_stack(stack, data_dir) as (services, env), running_worker(env, None) as worker:
-        console.print(f"worker: pid {worker.pid}")
+    with running_stack(stack, data_dir) as (services, env):
         console.print("In another terminal:")
         for name, value in (services.kafka.environment() | {"STREAMSCHED_REDIS_URL": services.redis.url}).items():
             console.print(f"  export {name}={value}")
-        while not ended.wait(0.5):
-            if worker.poll() is not None:
-                raise CheckFailed(f"the worker ended with exit code {worker.returncode}")
+        _supervise(env, ended)
         console.print(f"stopping {services.name} stack")
+
+
+def _supervise(env: dict[str, str], ended: threading.Event) -> None:
+    """Keep one worker running, as a service manager would: it ends by itself when it must not go on."""
+    started: deque[float] = deque(maxlen=_RESTARTS_MAX)
+    while not ended.is_set():
+        if len(started) == _RESTARTS_MAX and time.monotonic() - started[0] < _RESTARTS_WITHIN_S:
+            raise CheckFailed(f"the worker ended {_RESTARTS_MAX} times within {_RESTARTS_WITHIN_S:.0f} s")
+        started.append(time.monotonic())
+        with running_worker(env, None) as worker:
+            console.print(f"worker: pid {worker.pid}")
+            while worker.poll() is None and not ended.wait(0.5):
+                pass
+            if worker.poll() is not None and not ended.is_set():
+                console.print(f"the worker ended with exit code {worker.returncode}; starting another")
 
 
 @contextmanager
