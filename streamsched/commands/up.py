@@ -25,6 +25,7 @@ from streamsched.service.stacks import Stack, StackName, start_stack
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
+_CONNECTIONS = ("STREAMSCHED_KAFKA_", "STREAMSCHED_REDIS_")
 _RESTARTS_MAX = 5
 _RESTARTS_WITHIN_S = 60.0
 
@@ -70,9 +71,9 @@ def running_stack(name: str, data_dir: Path | None) -> Iterator[tuple[Stack, dic
             console.print(line)
         env = dict(os.environ)
         if stack.broker is not None:
+            # Addresses and credentials of another cluster must not mix with those of our own.
+            env = {name: value for name, value in env.items() if not name.startswith(_CONNECTIONS)}
             env |= stack.kafka.environment() | {"STREAMSCHED_REDIS_URL": stack.redis.url}
-            for inherited in ("STREAMSCHED_REDIS_URL_FILE", "STREAMSCHED_KAFKA_SECURITY_PROTOCOL"):
-                env.pop(inherited, None)
         settings = Settings.from_env(env)
         asyncio.run(apply_topics(settings.kafka, settings.names, settings.partitions))
         yield stack, env
