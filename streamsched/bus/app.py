@@ -125,6 +125,8 @@ def build_app(
 
 
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
+    logger = logging.getLogger("faust.consumer")
+
     def _create_worker_consumer(self, transport: Any) -> Any:
         """Faust fixes the time that a broker may hold an empty fetch at 1.5 s; ours is the connection's."""
         consumer = super()._create_worker_consumer(transport)
@@ -145,6 +147,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 
 
 class _Consumer(driver.Consumer):
+    logger = logging.getLogger("faust.consumer")
+
     def _new_consumer_thread(self) -> Any:
         return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
@@ -158,6 +162,7 @@ class _Transport(driver.Transport):
 
 
 class _App(faust.App):
+    logger = logging.getLogger("faust.app")
     fetch_wait_ms = 500
 
     def _new_transport(self) -> Any:

@@ -112,7 +112,8 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     finally:
         await scheduler.drain()
         worker.left += await _within("the consumer group", app.stop(), _STOP_S)
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         await solver.close()
         worker.left += [] if await producer.stop(_STOP_S) else ["Kafka"]
         await redis.aclose()
@@ -127,7 +128,7 @@ async def _start(settings: Settings, producer: Producer, solver: SolverProcess) 
         raise UserError(f"Kafka at {settings.kafka.bootstrap} or the solver did not start: {words(error)}") from None
 
 
-def _watch(settings: Settings, producer: Producer, scheduler: Scheduler, app: Any) -> asyncio.Future[Any]:
+def _watch(settings: Settings, producer: Producer, scheduler: Scheduler, app: Any) -> list[asyncio.Task[None]]:
     """What runs beside the agents; the end of any of these by an error is the end of the process."""
 
     async def reachable() -> bool:
@@ -145,12 +146,15 @@ def _watch(settings: Settings, producer: Producer, scheduler: Scheduler, app: An
             await asyncio.sleep(0.5)
         raise RuntimeError(f"the consumer has crashed: {words(app.crash_reason)}")
 
-    def ended(tasks: asyncio.Future[Any]) -> None:
-        if not tasks.cancelled() and (error := tasks.exception()) is not None:
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             _end_process(error)
 
-    tasks = asyncio.gather(scheduler.telemetry.run(), producer.watch(reachable, stuck), crash())
-    tasks.add_done_callback(ended)
+    tasks = [
+        asyncio.create_task(work) for work in (scheduler.telemetry.run(), producer.watch(reachable, stuck), crash())
+    ]
+    for task in tasks:
+        task.add_done_callback(ended)
     return tasks
 
 

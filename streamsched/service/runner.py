@@ -147,7 +147,8 @@ class PoolRunner:
         self._last_window = 0.0
         self._last_timer = 0.0
         self._last_ranking = 0.0
-        self._ranking_changed = False
+        self._told: list[tuple[str, str, str]] = []
+        """What the last ranking on the topic says: jobs, their states and reasons."""
         self._unplaced: dict[str, str] = {}
         """Why the candidates of the last window were not placed."""
         self._last_store = 0.0
@@ -328,7 +329,7 @@ class PoolRunner:
             self._worth_a_window = False
             self._last_window = now
         if changes or decisions:
-            self._worth_a_window = self._ranking_changed = True
+            self._worth_a_window = True
         if problem is not None and self._solving is None and not self._stop.is_set():
             self._solving = asyncio.create_task(self._solve(problem))
 
@@ -464,18 +465,20 @@ class PoolRunner:
         self._solving = None
         self.counts.solves[solution.status.value] += 1
         self._unplaced = solution.unplaced
-        self._ranking_changed = True
         self._put(solution)
 
     async def _publish_ranking(self) -> None:
-        """The queue as last ranked, when anything about it changed; one that is not written is replaced by the next."""
+        """The queue as last ranked, when it tells anything new; one that is not written is replaced by the next."""
         now = self._parts.clock()
         due = now - self._last_ranking >= self._settings.ranking_every_s
-        if not (self._ranking_changed and due) or self._parts.producer.outage.active:
+        if not due or self._parts.producer.outage.active:
             return
         self._last_ranking = now
-        self._ranking_changed = False
         ranking = queue_ranking(self.state, self._position.seq, now, self._unplaced, self._settings.ranking_jobs)
+        told = [(job.job_id, job.state, job.reason) for job in ranking.jobs]
+        if told == self._told:
+            return
+        self._told = told
         try:
             await self._parts.producer.send(
                 self._names.rankings, codec.encode(ranking), key=self.pool.encode(), partition=self.partition
