@@ -29,12 +29,14 @@ def _root(
 
 
 def _mount() -> None:
-    from streamsched.commands import demo, topics, up, worker
+    from streamsched.commands import demo, history, topics, up, worker
 
     app.add_typer(topics.topics_app, name="topics")
     app.command("worker")(worker.worker)
     app.command("up")(up.up)
     app.command("demo")(demo.demo)
+    app.command("replay")(history.replay_command)
+    app.command("rebuild")(history.rebuild_command)
 
 
 def main() -> None:

@@ -70,12 +70,38 @@ def _marker(record: JournalRecord) -> EpochStarted | None:
     return first if isinstance(first, EpochStarted) else None
 
 
+class HistoryMissing(Exception):
+    """Records that a state would need next are not kept any more (retention), so it cannot be brought up to date."""
+
+
 async def read(
-    connection: KafkaConnection, topic: str, partition: int, pool: str, start: int, stop: int | None = None
+    connection: KafkaConnection,
+    topic: str,
+    partition: int,
+    pool: str,
+    start: int,
+    stop: int | None = None,
+    whole: bool = False,
 ) -> AsyncIterator[Entry]:
-    """The pool's records from offset `start` (or the oldest kept) up to `stop`, by default the end as it is now."""
+    """The pool's records from offset `start` up to `stop`, by default the end as it is now.
+
+    With `whole`, raises HistoryMissing when the oldest record kept is later than `start`.
+    """
+    if whole and (first := await first_offset(connection, topic, partition)) > start:
+        raise HistoryMissing(f"pool {pool}: {topic}[{partition}] begins at {first}, records from {start} on are needed")
     async for offset, _, value in read_partition(connection, topic, partition, pool.encode(), start, stop):
         yield Entry(offset, codec.decode_journal(value))
+
+
+async def first_offset(connection: KafkaConnection, topic: str, partition: int) -> int:
+    """The oldest offset kept."""
+    consumer = AIOKafkaConsumer(**connection.consumer_options())
+    await consumer.start()
+    try:
+        tp = TopicPartition(topic, partition)
+        return int((await consumer.beginning_offsets([tp]))[tp])
+    finally:
+        await consumer.stop()
 
 
 async def read_partition(

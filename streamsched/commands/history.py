@@ -17,6 +17,7 @@ from rich.console import Console
 
 from streamsched.bus.journal import HistoryMissing
 from streamsched.core.cluster import ClusterState
+from streamsched.core.errors import BrokenInvariant
 from streamsched.errors import CheckFailed, ServiceUnreachable, UserError
 from streamsched.service.history import Until, compare_with_redis, rebuild, replay, story_of
 from streamsched.service.reachable import check_reachable
@@ -103,5 +104,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     except HistoryMissing as error:
         raise UserError(str(error)) from None
+    except BrokenInvariant as error:
+        raise UserError(f"{str(error).splitlines()[0]} (was it written by another version of streamsched?)") from None
     except (KafkaError, RedisError) as error:
         raise ServiceUnreachable(f"Kafka or Redis stopped answering: {error}") from None

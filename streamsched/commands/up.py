@@ -75,7 +75,7 @@ def running_stack(name: str, data_dir: Path | None) -> Iterator[tuple[Stack, dic
             env = {name: value for name, value in env.items() if not name.startswith(_CONNECTIONS)}
             env |= stack.kafka.environment() | {"STREAMSCHED_REDIS_URL": stack.redis.url}
         settings = Settings.from_env(env)
-        asyncio.run(apply_topics(settings.kafka, settings.names, settings.partitions))
+        asyncio.run(apply_topics(settings.kafka, settings.names, settings.partitions, settings.replication))
         yield stack, env
 
 

@@ -33,7 +33,7 @@ from streamsched.errors import ServiceUnreachable
 from streamsched.store.connection import RedisConnection
 
 _KAFKA_ADVICE = "start it, or set STREAMSCHED_KAFKA_BOOTSTRAP / --bootstrap"
-_REDIS_ADVICE = "start it, or set STREAMSCHED_REDIS_URL / --redis"
+_REDIS_ADVICE = "start it, or set STREAMSCHED_REDIS_URL"
 _LOGGERS = ("aiokafka", "aiokafka.client", "aiokafka.conn", "aiokafka.cluster", "asyncio")
 _REFUSED_LOGIN = (
     kafka_errors.AuthenticationFailedError,

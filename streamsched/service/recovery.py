@@ -1,9 +1,9 @@
 """Taking a pool over: from what Redis and Kafka hold to a state that can go on, whatever happened before.
 
-Redis as it is comes first, then the journal's tail on top. The new epoch is taken in Redis (from then on commits of
-earlier epochs are refused) and marked in the journal (records of earlier epochs after the mark are void); what the
-former owner wrote in between is before the mark and so part of the history. The mark's own offset says where to stop
-reading, which needs no trust in what a broker says of its end.
+Redis as it is comes first (or the latest snapshot, when Redis has nothing), then the journal's tail on top. The new
+epoch is taken in Redis (from then on commits of earlier epochs are refused) and marked in the journal (records of
+earlier epochs after the mark are void); what the former owner wrote in between is before the mark and so part of the
+history. The mark's own offset says where to stop reading, which needs no trust in what a broker says of its end.
 
 Decisions that may not be on the placements topic are those of the last stored outbox and those of the tail. They are
 looked for on the topic, and what is missing and still matters is the outbox of the recovered state.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from streamsched.bus import codec, journal
+from streamsched.bus import codec, journal, snapshots
 from streamsched.bus.connection import KafkaConnection
 from streamsched.bus.messages import JournalRecord, Placement
 from streamsched.core import events as ev
@@ -26,7 +26,10 @@ from streamsched.core.config import SchedulerConfig
 from streamsched.core.errors import BrokenInvariant
 from streamsched.core.instructions import Decision, Place, Preempt, Revoke
 from streamsched.core.model import RunState
-from streamsched.store.pool_store import PoolStore, Position
+from streamsched.store.pool_store import PoolStore, Position, Stored
+
+_DECISIONS_MAX = 20_000
+"""Decisions kept while folding before those that do not matter any more are dropped."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class PoolTopics(Struct, frozen=True):
     kafka: KafkaConnection
     journal: str
     placements: str
+    snapshots: str
     config: SchedulerConfig
 
 
@@ -51,6 +55,8 @@ class Taken(Struct, frozen=True):
 
     state: ClusterState
     position: Position
+    snapshot: snapshots.Snapshot | None
+    """The latest one, as far as it had to be looked for."""
 
 
 class Fold:
@@ -62,12 +68,23 @@ class Fold:
         self.validity = journal.Validity(state.epoch, position.seq)
         self.decisions = list(position.outbox)
 
-    def add(self, entry: journal.Entry) -> None:
-        """Fold one record, if it counts; what it decided must be what the core decides again."""
+    @classmethod
+    def from_snapshot(cls, pool: str, config: SchedulerConfig, snapshot: snapshots.Snapshot | None) -> Fold:
+        """Begin at a snapshot, or at nothing."""
+        fold = cls(ClusterState(pool, config), Position())
+        if snapshot is not None:
+            state = ClusterState(pool, config)
+            state.load(snapshot.state)
+            position = Position(seq=snapshot.seq, journal=snapshot.journal, next_offsets=dict(snapshot.next_offsets))
+            fold = cls(state, position)
+        return fold
+
+    def add(self, entry: journal.Entry) -> bool:
+        """Fold one record; False when it does not count. What it decided must be what the core decides again."""
         record = entry.record
         self.position = msgspec.structs.replace(self.position, journal=entry.offset + 1)
         if not self.validity.counts(record):
-            return
+            return False
         decided: list[Decision] = []
         for event in record.events:
             for instruction in self.state.handle(event, record.now):
@@ -86,6 +103,9 @@ class Fold:
             seq=max(self.position.seq, record.seq),
             next_offsets=self.position.next_offsets | record.next_offsets,
         )
+        if len(self.decisions) > _DECISIONS_MAX:
+            self.decisions = [placement for placement in self.decisions if _matters(placement.decision, self.state)]
+        return True
 
 
 async def take_over(
@@ -94,25 +114,29 @@ async def take_over(
     writer: journal.JournalWriter,
     clock: Callable[[], float],
     known_epoch: int,
+    trust_redis: bool = True,
 ) -> Taken:
     """Raises KafkaError or RedisError when one does not answer, Fenced when another worker was faster."""
-    stored = await store.load()
-    fold = Fold(ClusterState(pool.pool, pool.config), stored.position)
+    stored = await store.load() if trust_redis else Stored(epoch=await store.epoch(), position=Position(), state=None)
+    snapshot = await snapshots.read_latest(pool.kafka, pool.snapshots, pool.partition, pool.pool)
     if stored.state is not None:
-        fold.state.load(stored.state)
-        fold.validity = journal.Validity(fold.state.epoch, stored.position.seq)
+        state = ClusterState(pool.pool, pool.config)
+        state.load(stored.state)
+        fold = Fold(state, stored.position)
+    else:
+        fold = Fold.from_snapshot(pool.pool, pool.config, snapshot)
     await _read_on(pool, fold)
     epoch = await store.acquire(max(stored.epoch, fold.validity.epoch, known_epoch))
     mark = await writer.append(_mark(pool, epoch, clock()), pool.partition)
     if mark < fold.position.journal:
         log.warning("pool %s: Redis holds the state of another journal; it is replaced by this one's", pool.pool)
-        fold = Fold(ClusterState(pool.pool, pool.config), Position())
+        fold = Fold.from_snapshot(pool.pool, pool.config, snapshot)
     await _read_on(pool, fold, mark + 1)
     if fold.state.epoch != epoch:
         raise Fenced(f"another worker has taken over pool {pool.pool} (epoch {fold.state.epoch}, ours {epoch})")
     fold.state.take_changes()
     outbox = await _not_on_topic(pool, fold)
-    return Taken(fold.state, msgspec.structs.replace(fold.position, outbox=tuple(outbox)))
+    return Taken(fold.state, msgspec.structs.replace(fold.position, outbox=tuple(outbox)), snapshot)
 
 
 def _mark(pool: PoolTopics, epoch: int, now: float) -> JournalRecord:

@@ -47,6 +47,7 @@ from .ranking import queue_ranking
 from .recovery import Fenced, PoolTopics, take_over
 from .retry import pauses, words
 from .settings import Settings
+from .snapshotter import Snapshotter
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,11 @@ class PoolRunner:
             parts.settings.kafka,
             self._names.journal,
             self._names.placements,
+            self._names.snapshots,
             parts.settings.scheduler,
+        )
+        self._snapshots = Snapshotter(
+            parts.producer, self._names.snapshots, partition, pool, parts.settings.snapshot_every
         )
         self._position = Position()
         self._known_epoch = 0
@@ -177,6 +182,7 @@ class PoolRunner:
             log.warning("pool %s: stopped in the middle of a commit; its next owner completes it", self.pool)
             self._task.cancel()
             await asyncio.wait([self._task])
+        await self._snapshots.close()
         for item in self._inbox:
             if isinstance(item, _Batch):
                 item.done.set_exception(GivenUp())
@@ -363,6 +369,7 @@ class PoolRunner:
         )
         await self._store_commit(before.seq, changes)
         await self._publish(self._position.outbox)
+        self._snapshots.after_commit(self.state, self._position)
         self.counts.commits += 1
         self.counts.applied += len(works)
         self.counts.decisions.update(type(decision).__name__.lower() for decision in decisions)
@@ -525,6 +532,7 @@ class PoolRunner:
         taken = await take_over(self._pool, self._store, self._journal, self._parts.clock, self._known_epoch)
         self.state, self._position = taken.state, taken.position
         self._known_epoch = taken.state.epoch
+        self._snapshots.begin(taken.snapshot)
         self._judge(
             await self._store.reset(taken.state.epoch, taken.position, taken.state.everything(), self._summary())
         )

@@ -49,6 +49,8 @@ class Settings:
     """A node without a heartbeat for so long is thought lost."""
     early_command_s: float = 5.0
     """A command for a job that is not known yet waits so long for its arrival before it is refused."""
+    snapshot_every: int = 5000
+    """Journal records between two snapshots of a pool."""
     ranking_every_s: float = 1.0
     ranking_jobs: int = 1000
     """Jobs listed in a message of queue.rankings at most."""

@@ -84,6 +84,10 @@ class PoolStore:
         )
         return Stored(epoch=epoch, position=msgspec.json.decode(meta[b"position"], type=Position), state=state)
 
+    async def epoch(self) -> int:
+        """Of the owner; 0 when there has been none."""
+        return int(await self._redis.hget(self._keys[0], "epoch") or 0)
+
     async def raw(self) -> tuple[Position, dict[str, dict[bytes, bytes]]]:
         """Position and stored bytes of all values: what a replay of the journal must equal (see `stored_values`)."""
         meta, raw = await self._read()
