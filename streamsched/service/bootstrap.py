@@ -21,7 +21,7 @@ from aiokafka.errors import KafkaError
 from streamsched.bus.admin import diff_topics
 from streamsched.bus.app import Handlers, build_app
 from streamsched.bus.producer import Producer
-from streamsched.errors import EXIT_FAILED, EXIT_FENCED, CheckFailed, UserError
+from streamsched.errors import EXIT_FAILED, EXIT_FENCED, UserError
 from streamsched.policy import by_name
 from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
@@ -57,8 +57,8 @@ class Worker:
 async def run_worker(settings: Settings) -> None:
     """Run one worker until SIGTERM or SIGINT. Raises UserError when it cannot start.
 
-    It ends within about `settings.stop_s` and a few seconds more, also while Kafka or Redis do not answer: what it has
-    not finished then is finished by whoever takes its pools over, and CheckFailed says so.
+    It ends within about `settings.stop_s` and ten seconds more, also while Kafka or Redis do not answer: what it has
+    not finished then is finished by whoever takes its pools over, and the exit code is 1.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -68,7 +68,10 @@ async def run_worker(settings: Settings) -> None:
         await stop.wait()
         log.info("stopping: finishing what is being written")
     if worker.left:
-        raise CheckFailed(f"stopped without waiting for {', '.join(worker.left)}: recovery makes good what is open")
+        # Faust's threads are still waiting for Kafka, and Python would wait for them.
+        log.error("stopped without waiting for %s: recovery makes good what is open", " and ".join(worker.left))
+        logging.shutdown()
+        os._exit(EXIT_FAILED)
 
 
 @contextlib.asynccontextmanager
@@ -159,12 +162,9 @@ def _watch(settings: Settings, producer: Producer, scheduler: Scheduler, app: An
 
 
 async def _within(what: str, work: Awaitable[Any], limit_s: float) -> list[str]:
-    """Nothing, or what did not end in time."""
-    try:
-        await asyncio.wait_for(work, limit_s)
-    except TimeoutError:
-        return [what]
-    return []
+    """Nothing, or what did not end in time. It is not cancelled: that would have to be waited for as well."""
+    done, _ = await asyncio.wait([asyncio.ensure_future(work)], timeout=limit_s)
+    return [] if done else [what]
 
 
 async def _check_topics(settings: Settings) -> None:
