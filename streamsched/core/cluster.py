@@ -4,8 +4,11 @@ Theory of operation. `handle(event, now)` folds one event into the state and ret
 the state, the event and `now` alone: folding the same journal gives the same state in any process. Time never goes
 back: `now` is raised to the latest time seen.
 
-What is stored (Redis, snapshots) is: `jobs`, `runs`, node records and `meta`. Everything else (queue order, free
-devices, class index, leases) follows from those and is rebuilt by `load`.
+What is stored (Redis, snapshots) is: `jobs`, `runs`, node records, the tenants' usage and `meta`. Everything else (the
+order of the queue, free devices, class index, leases, reserved nodes) follows from those and is rebuilt by `load`.
+
+An event that changes nothing leaves no trace, not even in `now`: it need not be journalled. `_waits_end` and
+`_inventory_changed` only save looking where nothing can be found; they are never a reason to find something else.
 
 A job is tried as a *run*, named by its placement id. Runs hold devices from `Place` until the executor has said that
 they ended, or the node is known to be fenced. Reports name the run; a report of a run that is not there any more is
@@ -20,15 +23,17 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from . import events as ev
+from . import invariants
+from .changes import Changes, Meta, Notes
 from .commit import why_not_placeable
 from .config import SchedulerConfig
 from .errors import BrokenInvariant
+from .index import Index
 from .instructions import Absorb, Instruction, Place, Preempt, Refuse, Revoke, SolveWindow, Why
-from .inventory import Inventory
+from .inventory import Inventory, Request, request_kind
 from .lifecycle import END_OF_STOP, Trigger, next_state
 from .model import (
     TERMINAL,
@@ -44,35 +49,13 @@ from .model import (
 from .node import Node, NodeRecord
 from .problem import Assignment, SolveStatus
 from .reservations import choose_nodes, lay_out
-from .tenants import TenantUsage, usage_at, with_change
+from .tenants import Accounts, TenantUsage
 from .window import Ranker, Window, build
 
-_TENANTS_KEPT = 1000
-"""Tenants with accounts before idle ones are dropped."""
+__all__ = ["Changes", "ClusterState", "Meta"]
+
 _STORY_LENGTH = 10_000
 """Transitions kept in memory to tell the story of a job in an error."""
-
-
-class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The stored scalars of a pool."""
-
-    epoch: int = 0
-    now: float = 0.0
-    next_seq: int = 0
-    config: SchedulerConfig = SchedulerConfig()
-
-
-class Changes(Struct, frozen=True, kw_only=True):
-    """What a batch of events changed, as the store needs it. A value of None means: gone."""
-
-    jobs: dict[str, Job | None]
-    runs: dict[str, Run | None]
-    nodes: dict[str, NodeRecord | None]
-    tenants: dict[str, TenantUsage | None]
-    meta: Meta
-
-    def __bool__(self) -> bool:
-        return bool(self.jobs or self.runs or self.nodes or self.tenants)
 
 
 class ClusterState:
@@ -88,35 +71,17 @@ class ClusterState:
         self.jobs: dict[str, Job] = {}
         self.runs: dict[str, Run] = {}
         self.inventory = Inventory()
-        self.tenants: dict[str, TenantUsage] = {}
-        self.reserved: dict[str, str] = {}
-        """Node -> job that it is kept free for."""
+        self.accounts = Accounts()
+        self.index = Index()
         self.windows = 0
         """Windows opened by this process; only names them."""
         self.window: Window | None = None
         """The last window opened; not stored, since a solution is checked at commit whatever window it is of."""
-        self._queued: dict[str, None] = {}
-        self._unfit: dict[str, None] = {}
-        self._held: dict[str, None] = {}
-        self._leases: dict[str, float] = {}
-        """Runs that wait for their `started`."""
-        self._lost_runs: dict[str, None] = {}
-        """Runs on nodes thought lost that have not been given up yet."""
-        self._quarantined: dict[str, float] = {}
-        """Nodes in quarantine and its end."""
-        self._finished: dict[str, float] = {}
-        """Finished jobs and when, oldest first."""
-        self._stopping: dict[str, None] = {}
-        """Runs that were told to stop."""
-        self._lost_nodes: dict[str, float] = {}
-        """Nodes thought lost and since when."""
-        self._waits_end = 0.0
-        """No job waits too long before this time; only saves looking."""
+        self._waits_end = math.inf
+        """No job has waited too long before this time."""
         self._inventory_changed = False
-        self._changed_tenants: set[str] = set()
-        self._changed_jobs: set[str] = set()
-        self._changed_runs: set[str] = set()
-        self._changed_nodes: set[str] = set()
+        """Whether a waiting job may fit now that did not, or the other way round."""
+        self._notes = Notes()
         self._story: deque[tuple[float, str, str]] = deque(maxlen=_STORY_LENGTH)
         self._out: list[Instruction] = []
 
@@ -124,9 +89,13 @@ class ClusterState:
 
     def handle(self, event: ev.CoreEvent, now: float) -> list[Instruction]:
         """Fold one event; returns what is to be done, in order."""
-        self.now = max(self.now, now)
+        before = self.now
+        self.now = max(before, now)
         self._out = []
+        self._notes.any = False
         _HANDLERS[type(event)](self, event)
+        if not self._notes.any:
+            self.now = before
         return self._out
 
     # ── jobs and commands ────────────────────────────────────────────────────────────────────────────────────────────
@@ -216,8 +185,8 @@ class ClusterState:
             self._absorb("duplicate-command", event.job_id)
             return None
         # Also a command that is refused has been seen: redelivered later it must not take effect after all.
-        job = replace(job, command_offset=max(job.command_offset, event.offset))
-        self._put_job(job)
+        if event.offset > job.command_offset:
+            job = self._put_job(replace(job, command_offset=event.offset))
         return job
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -337,7 +306,7 @@ class ClusterState:
         if node is None:
             self.inventory.add(Node(NodeRecord(spec=spec, capacity=spec.gpus)))
             self._inventory_changed = True
-            self._changed_nodes.add(spec.node_id)
+            self._notes.node(spec.node_id)
             return
         record = replace(node.record, spec=spec, capacity=spec.gpus, lost=False)
         if record == node.record:
@@ -458,7 +427,9 @@ class ClusterState:
             raise BrokenInvariant(f"pool {self.pool}: epoch {event.epoch} after {self.epoch}")
         self.epoch = event.epoch
         self.config = event.config
+        self._notes.any = True
         self._inventory_changed = True
+        self._waits_end = -math.inf
 
     def _window_elapsed(self, event: ev.WindowElapsed) -> None:
         self._expire_leases()
@@ -467,34 +438,37 @@ class ClusterState:
         self._end_quarantines()
         self._forget_finished()
         self._forget_nodes()
-        if self._inventory_changed:
-            self._inventory_changed = False
-            for job_id in [*self._unfit, *self._queued]:
-                self._judge_fit(job_id)
-        self._reserve()
+        self._judge_fits()
+        self._keep_reservations()
+        self._make_reservations()
         self._start_reserved()
-        if self.ranker is not None and self._queued:
+        self._ask()
+
+    def _ask(self) -> None:
+        if self.ranker is not None and self.index.queued:
             self.windows += 1
             self.window = build(self, self.ranker, self.windows, self.now)
             if self.window.problem.candidates:
                 self._out.append(SolveWindow(problem=self.window.problem))
 
     def _expire_leases(self) -> None:
-        for placement_id in sorted(p for p, until in self._leases.items() if until < self.now):
+        for placement_id in sorted(p for p, until in self.index.leases.items() if until < self.now):
             run = self.runs[placement_id]
             job = self.jobs[run.job_id]
             self._stop(job, Revoke, "not started within its lease", then=JobState.QUEUED)
 
     def _say_stop_again(self) -> None:
-        """Whoever does not answer a preempt or revoke within a lease is told (once more) to stop at once."""
-        for placement_id in sorted(self._stopping):
+        """Who does not answer a preempt or revoke within a lease is told (again) to stop at once; not silent nodes."""
+        for placement_id in sorted(self.index.stopping):
             run = self.runs[placement_id]
-            if run.stop_said_at is not None and run.stop_said_at + self.config.lease_s < self.now:
+            said_at = run.stop_said_at if run.stop_said_at is not None else run.stop_at
+            unanswered = said_at is not None and said_at + self.config.lease_s < self.now
+            if unanswered and not all(self.inventory.nodes[a.node_id].record.lost for a in run.allocations):
                 run = self._put_run(replace(run, stop_said_at=self.now))
                 self._decide(Revoke, run, "no answer to the last order to stop")
 
     def _give_up_lost_runs(self) -> None:
-        for placement_id in sorted(self._lost_runs):
+        for placement_id in sorted(self.index.lost_runs):
             run = self.runs[placement_id]
             if run.lost_at is not None and self.now - run.lost_at >= self.config.lost_grace_s:
                 self._give_up(run)
@@ -511,100 +485,144 @@ class ClusterState:
                 self._after_stop(run)
 
     def _end_quarantines(self) -> None:
-        for node_id in sorted(node_id for node_id, until in self._quarantined.items() if until <= self.now):
+        for node_id in sorted(node_id for node_id, until in self.index.quarantined.items() if until <= self.now):
             node = self.inventory.nodes[node_id]
             self._set_node(node, replace(node.record, state=NodeState.UP, until=0.0, refused=()))
 
     def _forget_finished(self) -> None:
         """Finished jobs are remembered for a while (their ids tell duplicates), then forgotten: O(forgotten)."""
         keep_from = self.now - self.config.finished_keep_s
-        old = list(takewhile(lambda job_id: self._finished[job_id] < keep_from, self._finished))
-        if not old:
-            return
-        still_held = {run.job_id for run in self.runs.values()}
-        for job_id in old:
-            if job_id not in still_held:
-                del self.jobs[job_id], self._finished[job_id]
-                self._changed_jobs.add(job_id)
+        finished = self.index.finished
+        for job_id in list(takewhile(lambda job_id: finished[job_id] < keep_from, finished)):
+            if job_id not in self.index.runs_of:
+                del self.jobs[job_id]
+                self.index.forget_job(job_id)
+                self._notes.job(job_id)
 
     def _forget_nodes(self) -> None:
         """A node that has been lost for long and holds nothing is forgotten: pools that scale do not grow for ever."""
         keep_from = self.now - self.config.finished_keep_s
-        for node_id in sorted(node_id for node_id, since in self._lost_nodes.items() if since < keep_from):
+        for node_id in sorted(node_id for node_id, since in self.index.lost_nodes.items() if since < keep_from):
             if not self.inventory.nodes[node_id].run_ids:
                 self.inventory.remove(node_id)
-                del self._lost_nodes[node_id]
-                self._quarantined.pop(node_id, None)
-                self._changed_nodes.add(node_id)
+                self.index.forget_node(node_id)
+                self._notes.node(node_id)
                 self._inventory_changed = True
 
     # ── reservations and tenants ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _reserve(self) -> None:
-        """Keep nodes for the jobs that have waited too long, oldest first, and choose anew where a node went away."""
-        for job_id in sorted(set(self.reserved.values()), key=lambda job_id: self.jobs[job_id].seq):
-            job = self.jobs[job_id]
-            if not all(self.inventory.nodes[n].usable for n in job.reservation if n in self.inventory.nodes):
-                self._put_job(replace(job, reservation=()))
-                self._reserve_for(self.jobs[job_id])
-        free = self.config.reservations_max - len(set(self.reserved.values()))
-        if free <= 0 or self.now < self._waits_end:
+    def _keep_reservations(self) -> None:
+        """Choose anew where reserved nodes went away or became too small; give up what the tenant's quota forbids."""
+        for job in self._reserving_jobs():
+            usable = (n for n in job.reservation if n in self.inventory.nodes and self.inventory.nodes[n].usable)
+            may = self._may_reserve(job)
+            if may and tuple(usable) == job.reservation and self.inventory.would_hold(job.spec, job.reservation):
+                continue
+            job = self._put_job(replace(job, reservation=(), reason=""))
+            if may:
+                self._reserve_for(job)
+
+    def _make_reservations(self) -> None:
+        """Keep nodes free for the jobs that have waited too long, oldest first."""
+        left = self.config.reservations_max - len(self.index.reserving)
+        if left <= 0 or self.now < self._waits_end:
             return
-        bound = self.config.reserve_after_s
-        overdue = [job for job in self.queued_jobs() if not job.reservation and self.now - job.queued_at >= bound]
-        for job in overdue:
-            if free and job.not_before <= self.now and self.quota_left(job.spec.tenant) >= job.spec.total_gpu_milli:
-                free -= self._reserve_for(job)
+        waiting = [self.jobs[job_id] for job_id in self.index.queued if job_id not in self.index.reserving]
+        overdue = sorted((job for job in waiting if self._waits_until(job) <= self.now), key=_by_arrival)
         if not overdue:
-            waits = (self.jobs[job_id].queued_at + bound for job_id in self._queued)
-            self._waits_end = min(waits, default=self.now + bound)
+            self._waits_end = min(map(self._waits_until, waiting), default=math.inf)
+        hopeless: set[Request] = set()
+        for job in overdue:
+            kind = request_kind(job.spec)
+            if left and kind not in hopeless and self._may_reserve(job):
+                if self._reserve_for(job):
+                    left -= 1
+                else:
+                    hopeless.add(kind)
+
+    def _waits_until(self, job: Job) -> float:
+        """From then on it has waited too long."""
+        return job.queued_at + self.config.reserve_after_s
+
+    def _may_reserve(self, job: Job) -> bool:
+        return job.not_before <= self.now and self.quota_left(job.spec.tenant, job) >= job.spec.total_gpu_milli
 
     def _reserve_for(self, job: Job) -> bool:
-        nodes = choose_nodes(job, self.inventory, self.reserved)
-        if nodes:
-            self._put_job(replace(job, reservation=nodes, reason="waited too long: nodes are kept free for it"))
+        if not self.inventory.holds_without(job.spec, self.index.reserved):
+            return False
+        nodes = choose_nodes(job, self.inventory, self.index.reserved)
+        self._put_job(replace(job, reservation=nodes, reason="waited too long: nodes are kept free for it"))
         return bool(nodes)
+
+    def _reserving_jobs(self) -> list[Job]:
+        return sorted((self.jobs[job_id] for job_id in self.index.reserving), key=_by_arrival)
 
     def _start_reserved(self) -> None:
         """A job whose nodes have drained starts there, without a solver."""
-        for job_id in sorted(set(self.reserved.values()), key=lambda job_id: self.jobs[job_id].seq):
-            job = self.jobs[job_id]
+        for job in self._reserving_jobs():
             workers = lay_out(job.spec, (self.inventory.nodes[node_id] for node_id in job.reservation))
             if workers is None:
                 continue
-            assignment = Assignment(job_id=job_id, attempt=job.attempt, workers=workers)
+            assignment = Assignment(job_id=job.spec.job_id, attempt=job.attempt, workers=workers)
             if why_not_placeable(self, assignment) is None:
                 self._place(assignment, Why(policy="reservation", solver=SolveStatus.GREEDY))
 
-    def quota_left(self, tenant: str) -> float:
-        """Thousandths of GPUs that the tenant may still take; infinite without a quota."""
+    @property
+    def reserved(self) -> dict[str, str]:
+        """Node -> job that it is kept free for."""
+        return self.index.reserved
+
+    @property
+    def tenants(self) -> dict[str, TenantUsage]:
+        """What the tenants hold and have used."""
+        return self.accounts.by_tenant
+
+    def quota_left(self, tenant: str, job: Job | None = None) -> float:
+        """Thousandths of GPUs that the tenant may still take for `job`; infinite without a quota.
+
+        What its jobs with reservations will take is not left for its others: they would never start.
+        """
         policy = self.config.tenants.get(tenant)
         if policy is None or policy.quota_gpus is None:
             return math.inf
-        return policy.quota_gpus * WHOLE_GPU - self.usage(tenant).held_milli
+        pledged = (other.spec for other in map(self.jobs.__getitem__, self.index.reserving) if other is not job)
+        taken = sum(spec.total_gpu_milli for spec in pledged if spec.tenant == tenant)
+        return round(policy.quota_gpus * WHOLE_GPU) - self.usage(tenant).held_milli - taken
 
     def usage(self, tenant: str) -> TenantUsage:
-        return self.tenants.get(tenant, TenantUsage())
+        return self.accounts.usage(tenant)
 
     def _charge(self, tenant: str, milli: int) -> None:
+        new = tenant not in self.tenants
         half_life_s = self.config.usage_half_life_s
-        if tenant not in self.tenants and len(self.tenants) >= _TENANTS_KEPT:
-            self._forget_idle_tenants()
-        self.tenants[tenant] = with_change(self.usage(tenant), self.now, half_life_s, milli)
-        self._changed_tenants.add(tenant)
+        self.accounts.charge(tenant, self.now, half_life_s, milli)
+        self._notes.tenant(tenant)
+        if new:
+            for gone in self.accounts.forget_idle(self.now, half_life_s, self.config.tenants):
+                self._notes.tenant(gone)
 
-    def _forget_idle_tenants(self) -> None:
-        """Names are free to choose: those that hold nothing and have next to no usage left are dropped."""
-        for tenant, usage in sorted(self.tenants.items()):
-            if not usage.held_milli and usage_at(usage, self.now, self.config.usage_half_life_s) < 1.0:
-                del self.tenants[tenant]
-                self._changed_tenants.add(tenant)
+    # ── what can fit ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge_fits(self) -> None:
+        """Look again at every waiting job after the inventory changed; once per kind of request."""
+        if not self._inventory_changed:
+            return
+        self._inventory_changed = False
+        known: dict[Request, str | None] = {}
+        for job_id in [*self.index.unfit, *self.index.queued]:
+            spec = self.jobs[job_id].spec
+            kind = request_kind(spec)
+            if kind not in known:
+                known[kind] = self.inventory.never_fits(spec)
+            self._set_fit(job_id, known[kind])
 
     def _judge_fit(self, job_id: str) -> None:
+        self._set_fit(job_id, self.inventory.never_fits(self.jobs[job_id].spec))
+
+    def _set_fit(self, job_id: str, why: str | None) -> None:
         job = self.jobs[job_id]
-        why = self.inventory.never_fits(job.spec)
         if job.state is JobState.UNFIT and not why:
-            self._move(job, Trigger.FIT, reason="")
+            self._move(job, Trigger.FIT, reason="", queued_at=self.now)
         elif job.state is JobState.QUEUED and why:
             self._move(job, Trigger.UNFIT, reason=f"can never fit: {why}")
 
@@ -692,10 +710,8 @@ class ClusterState:
         """Nothing of the run is left: its GPUs are free. Its job is the caller's to move."""
         self._give_back(run, run.allocations)
         del self.runs[run.placement_id]
-        self._leases.pop(run.placement_id, None)
-        self._lost_runs.pop(run.placement_id, None)
-        self._stopping.pop(run.placement_id, None)
-        self._changed_runs.add(run.placement_id)
+        self.index.forget_run(run)
+        self._notes.run(run.placement_id)
         job = self.jobs[run.job_id]
         if job.state in TERMINAL and job.placement_id == run.placement_id:
             self._put_job(replace(job, placement_id=None))
@@ -795,64 +811,30 @@ class ClusterState:
         self._story.append((self.now, job.spec.job_id, f"{job.state} -{trigger}-> {state}"))
         self._put_job(replace(job, state=state, **changes))
 
-    def _put_job(self, job: Job) -> None:
-        job_id = job.spec.job_id
+    def _put_job(self, job: Job) -> Job:
         if job.reservation and job.state is not JobState.QUEUED:
             job = replace(job, reservation=())
-        before = self.jobs.get(job_id)
-        for node_id in before.reservation if before is not None else ():
-            self.reserved.pop(node_id, None)
-        self.jobs[job_id] = job
-        self._changed_jobs.add(job_id)
-        self._file_job(job_id, job)
+        self.jobs[job.spec.job_id] = job
+        self._notes.job(job.spec.job_id)
+        self._file_job(job)
+        return job
 
-    def _file_job(self, job_id: str, job: Job) -> None:
-        filed = ((JobState.QUEUED, self._queued), (JobState.UNFIT, self._unfit), (JobState.HELD, self._held))
-        for state, index in filed:
-            if job.state is state:
-                index[job_id] = None
-            else:
-                index.pop(job_id, None)
-        for node_id in job.reservation:
-            self.reserved[node_id] = job_id
-        if job.ended_at is not None:
-            self._finished.setdefault(job_id, job.ended_at)
+    def _file_job(self, job: Job) -> None:
+        self.index.job(job)
+        if job.state is JobState.QUEUED and not job.reservation:
+            self._waits_end = min(self._waits_end, self._waits_until(job))
 
     def _put_run(self, run: Run) -> Run:
         self.runs[run.placement_id] = run
-        self._changed_runs.add(run.placement_id)
-        self._file_run(run)
+        self._notes.run(run.placement_id)
+        self.index.run(run)
         return run
-
-    def _file_run(self, run: Run) -> None:
-        if run.state is RunState.PLACED:
-            self._leases[run.placement_id] = run.lease_until
-        else:
-            self._leases.pop(run.placement_id, None)
-        if run.state is RunState.STOPPING:
-            self._stopping[run.placement_id] = None
-        else:
-            self._stopping.pop(run.placement_id, None)
-        if run.lost_at is not None and (run.state is RunState.STOPPING or run.stop_at is None):
-            self._lost_runs[run.placement_id] = None
-        else:
-            self._lost_runs.pop(run.placement_id, None)
 
     def _set_node(self, node: Node, record: NodeRecord) -> None:
         node.adopt(record)
         self.inventory.refile(node)
-        self._file_node(record)
-        self._changed_nodes.add(record.spec.node_id)
-
-    def _file_node(self, record: NodeRecord) -> None:
-        if record.state is NodeState.QUARANTINED:
-            self._quarantined[record.spec.node_id] = record.until
-        else:
-            self._quarantined.pop(record.spec.node_id, None)
-        if record.lost:
-            self._lost_nodes[record.spec.node_id] = record.lost_at
-        else:
-            self._lost_nodes.pop(record.spec.node_id, None)
+        self.index.node(record)
+        self._notes.node(record.spec.node_id)
 
     def _refuse(self, code: str, detail: str) -> None:
         self._out.append(Refuse(code=code, detail=detail))
@@ -864,15 +846,15 @@ class ClusterState:
 
     def queued_jobs(self) -> list[Job]:
         """In order of arrival, however they came into the queue: no rule can depend on what is not stored."""
-        return sorted((self.jobs[job_id] for job_id in self._queued), key=_by_arrival)
+        return sorted((self.jobs[job_id] for job_id in self.index.queued), key=_by_arrival)
 
     def set_aside(self) -> list[Job]:
         """Jobs that wait but that no window asks for, since they are held or can never fit; in order of arrival."""
-        return sorted((self.jobs[job_id] for job_id in [*self._held, *self._unfit]), key=_by_arrival)
+        return sorted((self.jobs[job_id] for job_id in [*self.index.held, *self.index.unfit]), key=_by_arrival)
 
     def waiting(self) -> int:
         """Jobs that a window could place."""
-        return len(self._queued)
+        return len(self.index.queued)
 
     def meta(self) -> Meta:
         return Meta(epoch=self.epoch, now=self.now, next_seq=self.next_seq, config=self.config)
@@ -884,16 +866,13 @@ class ClusterState:
     def take_changes(self) -> Changes:
         """What changed since the last call."""
         changes = Changes(
-            jobs={job_id: self.jobs.get(job_id) for job_id in sorted(self._changed_jobs)},
-            runs={run_id: self.runs.get(run_id) for run_id in sorted(self._changed_runs)},
-            nodes={node_id: self._record_of(node_id) for node_id in sorted(self._changed_nodes)},
-            tenants={tenant: self.tenants.get(tenant) for tenant in sorted(self._changed_tenants)},
+            jobs={job_id: self.jobs.get(job_id) for job_id in sorted(self._notes.jobs)},
+            runs={run_id: self.runs.get(run_id) for run_id in sorted(self._notes.runs)},
+            nodes={node_id: self._record_of(node_id) for node_id in sorted(self._notes.nodes)},
+            tenants={tenant: self.tenants.get(tenant) for tenant in sorted(self._notes.tenants)},
             meta=self.meta(),
         )
-        self._changed_jobs.clear()
-        self._changed_runs.clear()
-        self._changed_nodes.clear()
-        self._changed_tenants.clear()
+        self._notes.clear()
         return changes
 
     def _record_of(self, node_id: str) -> NodeRecord | None:
@@ -917,17 +896,17 @@ class ClusterState:
         for record in stored.nodes.values():
             if record is not None:
                 self.inventory.add(Node(record))
-                self._file_node(record)
-        self.tenants = {tenant: usage for tenant, usage in sorted(stored.tenants.items()) if usage is not None}
+                self.index.node(record)
+        self.accounts.by_tenant = {name: usage for name, usage in sorted(stored.tenants.items()) if usage is not None}
         jobs = [job for job in stored.jobs.values() if job is not None]
         for job in sorted(jobs, key=lambda job: job.seq):
             self.jobs[job.spec.job_id] = job
-            self._file_job(job.spec.job_id, job)
-        self._finished = dict(sorted(self._finished.items(), key=lambda item: (item[1], item[0])))
+            self._file_job(job)
+        self.index.sort_finished()
         runs = [run for run in stored.runs.values() if run is not None]
         for run in sorted(runs, key=lambda run: (run.placed_at, run.placement_id)):
             self.runs[run.placement_id] = run
-            self._file_run(run)
+            self.index.run(run)
             for allocation in run.allocations:
                 self.inventory.nodes[allocation.node_id].take(run.placement_id, allocation)
         for node in self.inventory:
@@ -936,71 +915,7 @@ class ClusterState:
 
     def verify(self) -> None:
         """Check every invariant of the whole state; raises BrokenInvariant with the story of the job concerned."""
-        for job in self.jobs.values():
-            self._verify_job(job)
-        for run in self.runs.values():
-            self._verify_run(run)
-        if len(self._finished) != sum(job.state in TERMINAL for job in self.jobs.values()):
-            raise BrokenInvariant("jobs are filed as finished that are not there")
-        self._verify_devices()
-
-    def _verify_job(self, job: Job) -> None:
-        job_id = job.spec.job_id
-        run = self.runs.get(job.placement_id) if job.placement_id is not None else None
-        has_run = job.state in (JobState.PLACED, JobState.RUNNING, JobState.STOPPING)
-        if run is None and (has_run or job.placement_id is not None):
-            raise BrokenInvariant(f"job {job_id} is {job.state} without a run\n{self.story(job_id)}")
-        if run is not None and not has_run and job.state not in TERMINAL:
-            raise BrokenInvariant(f"job {job_id} is {job.state} with a run\n{self.story(job_id)}")
-        if run is not None and run.state not in _RUN_STATES.get(job.state, ()):
-            raise BrokenInvariant(f"job {job_id} is {job.state}, its run {run.state}\n{self.story(job_id)}")
-        if (job.then is not None) != (job.state is JobState.STOPPING):
-            raise BrokenInvariant(f"job {job_id} is {job.state}, then {job.then}\n{self.story(job_id)}")
-        filed = (job_id in self._queued, job_id in self._unfit, job_id in self._held, job_id in self._finished)
-        state = job.state
-        if filed != (state is JobState.QUEUED, state is JobState.UNFIT, state is JobState.HELD, state in TERMINAL):
-            raise BrokenInvariant(f"job {job_id} is {job.state} and filed wrongly\n{self.story(job_id)}")
-
-    def _verify_run(self, run: Run) -> None:
-        job = self.jobs.get(run.job_id)
-        if job is None or not run.allocations:
-            raise BrokenInvariant(f"run {run.placement_id} has no job or holds nothing\n{self.story(run.job_id)}")
-        given_up = run.state is RunState.LOST and run.stop_at is not None
-        if job.placement_id == run.placement_id and given_up:
-            raise BrokenInvariant(f"run {run.placement_id} is given up and still its job's\n{self.story(run.job_id)}")
-        if job.placement_id != run.placement_id and run.stop_at is None:
-            raise BrokenInvariant(f"run {run.placement_id} is nobody's and goes on\n{self.story(run.job_id)}")
-        if run.state is not RunState.LOST and (run.stop_at is None) == (run.state is RunState.STOPPING):
-            raise BrokenInvariant(f"run {run.placement_id} is {run.state}, told to stop at {run.stop_at}")
-        if (run.placement_id in self._leases) != (run.state is RunState.PLACED):
-            raise BrokenInvariant(f"run {run.placement_id} is {run.state} and filed wrongly")
-
-    def _verify_devices(self) -> None:
-        held: dict[str, list[int]] = {node.node_id: [WHOLE_GPU] * len(node.free_milli) for node in self.inventory}
-        for run in self.runs.values():
-            for allocation in run.allocations:
-                for gpu in allocation.gpus:
-                    held[allocation.node_id][gpu] -= allocation.gpu_milli
-                    if held[allocation.node_id][gpu] < 0:
-                        raise BrokenInvariant(
-                            f"GPU {gpu} of {allocation.node_id} has two owners\n{self.story(run.job_id)}"
-                        )
-        used: dict[str, tuple[int, int]] = {}
-        for run in self.runs.values():
-            for a in run.allocations:
-                cpu, memory = used.get(a.node_id, (0, 0))
-                used[a.node_id] = (cpu + a.cpu_milli, memory + a.memory_mib)
-        for node in self.inventory:
-            cpu, memory = used.get(node.node_id, (0, 0))
-            if (node.free_cpu_milli, node.free_memory_mib) != (
-                node.spec.cpu_milli - cpu,
-                node.spec.memory_mib - memory,
-            ):
-                raise BrokenInvariant(f"node {node.node_id}: cpu or memory is not what the runs leave")
-            if node.free_milli != held[node.node_id] or node.free_gpus() < 0:
-                raise BrokenInvariant(f"node {node.node_id}: free {node.free_milli}, by the runs {held[node.node_id]}")
-            if node.key != node.class_key():
-                raise BrokenInvariant(f"node {node.node_id} is filed in a class that it has left")
+        invariants.verify(self)
 
 
 def _by_arrival(job: Job) -> int:
@@ -1017,14 +932,6 @@ def _same_request(a: JobSpec, b: JobSpec) -> bool:
     """Equal but for when and in which trace it was sent: a client that repeats itself has a new time."""
     return replace(a, submitted_at=0.0, traceparent=None) == replace(b, submitted_at=0.0, traceparent=None)
 
-
-_RUN_STATES: dict[JobState, tuple[RunState, ...]] = {
-    JobState.PLACED: (RunState.PLACED, RunState.LOST),
-    JobState.RUNNING: (RunState.RUNNING, RunState.LOST),
-    JobState.STOPPING: (RunState.STOPPING,),
-    JobState.COMPLETED: (RunState.STOPPING,),  # another run of the job has completed
-}
-"""What the run that a job owns can be."""
 
 _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
     ev.JobArrived: ClusterState._job_arrived,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct, field
 
 from .tenants import TenantPolicy
@@ -33,3 +35,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     """Half-life of a tenant's usage in the fair share."""
     lost_grace_s: float = 30.0
     """How long a run on a node thought lost is waited for before its job is queued again."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.usage_half_life_s) and self.usage_half_life_s > 0):
+            raise ValueError("usage_half_life_s must be above 0")

@@ -6,7 +6,9 @@ Both indexes change only with the node that changed, so that a window costs the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+
+from msgspec.structs import replace
 
 from .errors import BrokenInvariant
 from .model import WHOLE_GPU, JobSpec
@@ -23,9 +25,12 @@ class Inventory:
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.capabilities: Counter[Capability] = Counter()
+        """Of all nodes, whatever is the matter with them."""
+        self.usable: Counter[Capability] = Counter()
+        """Of those that can be given runs now."""
         self._members: dict[NodeKey, dict[str, None]] = {}
         self._sorted: dict[NodeKey, NodeClass] = {}
-        self._capability_of: dict[str, Capability] = {}
+        self._capability_of: dict[str, tuple[Capability, bool]] = {}
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())
@@ -48,25 +53,27 @@ class Inventory:
                 self._members.setdefault(key, {})[node_id] = None
                 self._sorted.pop(key, None)
             node.key = key
-        capability = _capability(node)
-        before = self._capability_of.get(node_id)
-        if before != capability:
-            if before is not None:
-                self._uncount(before)
-            self.capabilities[capability] += 1
-            self._capability_of[node_id] = capability
+        counted = capability_of(node), node.usable
+        if self._capability_of.get(node_id) != counted:
+            self._uncount(node_id)
+            self._capability_of[node_id] = counted
+            self.capabilities[counted[0]] += 1
+            if node.usable:
+                self.usable[counted[0]] += 1
 
     def remove(self, node_id: str) -> None:
         """Forget a node that can give nothing."""
         node = self.nodes.pop(node_id)
         if node.key is not None:
             raise BrokenInvariant(f"node {node_id} is to be forgotten but still offers something")
-        self._uncount(self._capability_of.pop(node_id))
+        self._uncount(node_id)
 
-    def _uncount(self, capability: Capability) -> None:
-        self.capabilities[capability] -= 1
-        if not self.capabilities[capability]:
-            del self.capabilities[capability]
+    def _uncount(self, node_id: str) -> None:
+        before = self._capability_of.pop(node_id, None)
+        if before is not None:
+            capability, usable = before
+            self.capabilities -= Counter({capability: 1})
+            self.usable -= Counter({capability: int(usable)})
 
     def classes(self) -> tuple[NodeClass, ...]:
         """The classes that have something to give, in a fixed order."""
@@ -80,28 +87,71 @@ class Inventory:
         Exact for gangs of equal workers plus one smaller remainder: with every node filled with as many workers as it
         takes, the remainder needs either a spare slot or the room left beside full slots.
         """
-        return _why_never(self.capabilities, spec)
+        return why_never(self.capabilities, spec)
 
-    def holds_without(self, spec: JobSpec, node_ids: frozenset[str]) -> bool:
-        """Whether the nodes in use now other than these could hold the job if they were empty; O(nodes)."""
-        rest = Counter(_capability(n) for n in self.nodes.values() if n.usable and n.node_id not in node_ids)
-        return _why_never(rest, spec) is None
+    def classes_without(self, node_ids: Collection[str]) -> tuple[NodeClass, ...]:
+        """`classes` as if these nodes had nothing to give."""
+        out: dict[NodeKey, set[str]] = {}
+        for node_id in node_ids:
+            node = self.nodes.get(node_id)
+            if node is not None and node.key is not None:
+                out.setdefault(node.key, set()).add(node_id)
+        if not out:
+            return self.classes()
+        return tuple(
+            replace(c, node_ids=tuple(n for n in c.node_ids if n not in out[key])) if key in out else c
+            for key, c in zip(sorted(self._members), self.classes(), strict=True)
+            if len(out.get(key, ())) < len(c.node_ids)
+        )
+
+    def holds_without(self, spec: JobSpec, node_ids: Iterable[str]) -> bool:
+        """Whether the nodes that can be used now, other than these, could hold the job if they were empty."""
+        rest = self.usable - Counter(capability_of(node) for node in self._usable_of(node_ids))
+        return why_never(rest, spec) is None
+
+    def would_hold(self, spec: JobSpec, node_ids: Iterable[str]) -> bool:
+        """Whether these nodes, as far as they can be used now, could hold the job if they were empty."""
+        return why_never(Counter(capability_of(node) for node in self._usable_of(node_ids)), spec) is None
+
+    def _usable_of(self, node_ids: Iterable[str]) -> Iterator[Node]:
+        nodes = (self.nodes.get(node_id) for node_id in node_ids)
+        return (node for node in nodes if node is not None and node.usable)
 
 
-def _capability(node: Node) -> Capability:
+Request = tuple[object, ...]
+
+
+def request_kind(spec: JobSpec) -> Request:
+    """Jobs with equal kinds fit on the same nodes."""
+    return (
+        spec.gpus_per_worker,
+        spec.workers,
+        spec.remainder_gpus,
+        spec.gpu_milli,
+        spec.gpu_types,
+        spec.cpu_milli,
+        spec.memory_mib,
+    )
+
+
+def capability_of(node: Node) -> Capability:
     spec = node.spec
     return spec.gpu_type, node.record.capacity, spec.cpu_milli, spec.memory_mib
 
 
-def _why_never(capabilities: Counter[Capability], spec: JobSpec) -> str | None:
+def why_never(capabilities: Counter[Capability], spec: JobSpec) -> str | None:
     types = [c for c in capabilities if not spec.gpu_types or c[0] in spec.gpu_types]
     if not types:
         wanted = " or ".join(spec.gpu_types) or "any type"
         return f"gpu_type: the pool has no {wanted} node"
-    slots = sum(capabilities[c] * _slots(c, spec) for c in types)
+    slots = sum(capabilities[c] * slots_when_empty(c, spec) for c in types)
     if slots < spec.workers:
         return _too_few(spec, types, slots)
-    if spec.remainder_gpus and slots == spec.workers and not any(_remainder_fits(c, spec) for c in types):
+    if (
+        spec.remainder_gpus
+        and slots == spec.workers
+        and not any(remainder_fits_when_empty(c, spec, slots_when_empty(c, spec)) for c in types)
+    ):
         return f"gpus: no room for the worker of {spec.remainder_gpus} GPUs beside {spec.workers} full ones"
     return None
 
@@ -122,7 +172,7 @@ def _node_class(key: NodeKey, node_ids: tuple[str, ...]) -> NodeClass:
     )
 
 
-def _slots(capability: Capability, spec: JobSpec) -> int:
+def slots_when_empty(capability: Capability, spec: JobSpec) -> int:
     """Workers of the job that an empty node with this capability takes."""
     _, gpus, cpu, memory = capability
     slots = gpus * (WHOLE_GPU // spec.gpu_milli) if spec.gpu_milli < WHOLE_GPU else gpus // spec.gpus_per_worker
@@ -133,9 +183,9 @@ def _slots(capability: Capability, spec: JobSpec) -> int:
     return slots
 
 
-def _remainder_fits(capability: Capability, spec: JobSpec) -> bool:
+def remainder_fits_when_empty(capability: Capability, spec: JobSpec, used: int) -> bool:
+    """Whether the smaller worker fits beside `used` full ones."""
     _, gpus, cpu, memory = capability
-    used = _slots(capability, spec)
     return (
         gpus - used * spec.gpus_per_worker >= spec.remainder_gpus
         and (not cpu or cpu - used * spec.cpu_milli >= spec.cpu_milli)

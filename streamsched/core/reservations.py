@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from .model import WHOLE_GPU, Job, JobSpec
+from .inventory import capability_of, remainder_fits_when_empty, slots_when_empty
+from .model import Job, JobSpec
 from .node import Node
-
-_UNLIMITED = 1 << 40
 
 
 def choose_nodes(job: Job, nodes: Iterable[Node], reserved: Mapping[str, str]) -> tuple[str, ...]:
     """Nodes on which the whole gang fits once they are empty, those with most room now first; () when there are none.
 
-    `reserved`: node -> job that it is reserved for already. Topology wishes are not looked at.
+    `reserved`: node -> job that it is reserved for already. Nodes that refused the job come last. Topology wishes are
+    not looked at.
     """
     spec = job.spec
     usable = [
@@ -27,23 +27,32 @@ def choose_nodes(job: Job, nodes: Iterable[Node], reserved: Mapping[str, str]) -
         for node in nodes
         if node.usable and node.node_id not in reserved and (not spec.gpu_types or node.spec.gpu_type in spec.gpu_types)
     ]
-    usable.sort(key=lambda node: (-node.free_gpus(), node.node_id))
+    usable.sort(key=lambda node: (node.node_id in job.refused_by, -node.free_gpus(), node.node_id))
     chosen: dict[str, int] = {}
+    left = spec.workers
     for node in usable:
-        slots = min(spec.workers - sum(chosen.values()), _slots_when_empty(node, spec))
+        slots = min(left, slots_when_empty(capability_of(node), spec))
         if slots:
             chosen[node.node_id] = slots
-        if sum(chosen.values()) == spec.workers:
+            left -= slots
+        if not left:
             break
-    else:
+    if left:
         return ()
     if spec.remainder_gpus:
-        by_chosen = sorted(usable, key=lambda node: node.node_id not in chosen)
-        room = next((n for n in by_chosen if _remainder_fits_when_empty(n, spec, chosen.get(n.node_id, 0))), None)
+        room = _room_for_remainder(spec, usable, chosen)
         if room is None:
             return ()
-        chosen.setdefault(room.node_id, 0)
+        chosen.setdefault(room, 0)
     return tuple(sorted(chosen))
+
+
+def _room_for_remainder(spec: JobSpec, usable: Iterable[Node], chosen: Mapping[str, int]) -> str | None:
+    """A node with room for the smaller worker, rather one that is chosen already."""
+    for node in sorted(usable, key=lambda node: node.node_id not in chosen):
+        if remainder_fits_when_empty(capability_of(node), spec, chosen.get(node.node_id, 0)):
+            return node.node_id
+    return None
 
 
 def lay_out(spec: JobSpec, nodes: Iterable[Node]) -> tuple[tuple[str, int], ...] | None:
@@ -67,25 +76,3 @@ def lay_out(spec: JobSpec, nodes: Iterable[Node]) -> tuple[tuple[str, int], ...]
 def _fits_beside(node: Node, spec: JobSpec, gpus: int, taken_gpus: int, taken_workers: int) -> bool:
     workers = taken_workers + 1
     return node.fits(taken_gpus + gpus, spec.gpu_milli, spec.cpu_milli * workers, spec.memory_mib * workers)
-
-
-def _slots_when_empty(node: Node, spec: JobSpec) -> int:
-    capacity = node.record.capacity
-    slots = capacity * (WHOLE_GPU // spec.gpu_milli) if spec.gpu_milli < WHOLE_GPU else capacity // spec.gpus_per_worker
-    return min(
-        slots,
-        _per_worker(node.spec.cpu_milli, spec.cpu_milli),
-        _per_worker(node.spec.memory_mib, spec.memory_mib),
-    )
-
-
-def _remainder_fits_when_empty(node: Node, spec: JobSpec, workers: int) -> bool:
-    return (
-        node.record.capacity - workers * spec.gpus_per_worker >= spec.remainder_gpus
-        and _per_worker(node.spec.cpu_milli, spec.cpu_milli) > workers
-        and _per_worker(node.spec.memory_mib, spec.memory_mib) > workers
-    )
-
-
-def _per_worker(declared: int, wanted: int) -> int:
-    return declared // wanted if declared and wanted else _UNLIMITED

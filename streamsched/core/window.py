@@ -5,12 +5,12 @@ A window is a pure question about the state; nothing here changes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from .inventory import Request, request_kind
 from .model import WHOLE_GPU, Job, JobSpec
 from .problem import Candidate, NodeClass, Problem
 
@@ -69,7 +69,7 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         now=now,
         policy=ranker.name,
         candidates=tuple(
-            _candidate(job, score, place, len(chosen), _avoided(state, job, now))
+            _candidate(job, score, place, len(chosen), avoided(state, job, now))
             for place, (score, job) in enumerate(chosen)
         ),
         classes=chooser.classes if chosen else (),
@@ -83,8 +83,9 @@ class _Chooser:
     def __init__(self, state: ClusterState, now: float) -> None:
         self._state = state
         self._now = now
-        self.classes = _not_reserved(state.inventory.classes(), state.reserved)
+        self.classes = state.inventory.classes_without(state.reserved)
         self._chances = _Chances(self.classes)
+        self._chances_without: dict[tuple[str, ...], _Chances] = {}
         self._class: int | None = None
         self._planned: dict[str, int] = {}
         self.chosen: list[tuple[float, Job]] = []
@@ -97,15 +98,25 @@ class _Chooser:
         if len(self.chosen) == state.config.window_jobs:
             return f"outranked: {len(self.chosen)} jobs are ahead in this window"
         # Candidates of one tenant could all be placed: together they must stay within its quota.
-        left = state.quota_left(spec.tenant) - self._planned.get(spec.tenant, 0)
+        left = state.quota_left(spec.tenant, job) - self._planned.get(spec.tenant, 0)
         if left < spec.total_gpu_milli:
             return f"quota: tenant {spec.tenant} may hold {max(0.0, left) / WHOLE_GPU:g} more GPUs"
-        reason = self._chances.why_not(spec)
+        reason = self._chances.why_not(spec) or self._why_not_elsewhere(job)
         if reason and job.reservation:
             return f"reserved: {len(job.reservation)} nodes are kept free for it and drain"
         if not reason and self._class not in (None, priority(state, job)):
             return "outranked: jobs of a higher priority class go first"
         return reason
+
+    def _why_not_elsewhere(self, job: Job) -> str:
+        """A job that could start only where it is not to be placed must not keep lower classes out of the window."""
+        avoid = avoided(self._state, job, self._now)
+        if avoid and avoid not in self._chances_without:
+            classes = self._state.inventory.classes_without({*self._state.reserved, *avoid})
+            self._chances_without[avoid] = _Chances(classes)
+        if not avoid or not self._chances_without[avoid].why_not(job.spec):
+            return ""
+        return f"refused lately by {', '.join(avoid[:5])}: no other node has room now"
 
     def choose(self, score: float, job: Job) -> None:
         self._class = priority(self._state, job)
@@ -119,19 +130,11 @@ def priority(state: ClusterState, job: Job) -> int:
     return state.config.priority_classes.get(job.priority_class or job.spec.priority_class, 0)
 
 
-def _not_reserved(classes: tuple[NodeClass, ...], reserved: Mapping[str, str]) -> tuple[NodeClass, ...]:
-    """The classes without the nodes that are kept free for somebody."""
-    if not reserved:
-        return classes
-    rest = ((c, tuple(n for n in c.node_ids if n not in reserved)) for c in classes)
-    return tuple(replace(c, node_ids=nodes) if len(nodes) < len(c.node_ids) else c for c, nodes in rest if nodes)
-
-
-def _avoided(state: ClusterState, job: Job, now: float) -> tuple[str, ...]:
+def avoided(state: ClusterState, job: Job, now: float) -> tuple[str, ...]:
     """Nodes that refused the job lately, while others could take it. If none could, all are asked again."""
     if not job.refused_by or now - job.queued_at >= state.config.backoff_max_s:
         return ()
-    return job.refused_by if state.inventory.holds_without(job.spec, frozenset(job.refused_by)) else ()
+    return job.refused_by if state.inventory.holds_without(job.spec, job.refused_by) else ()
 
 
 def _candidate(job: Job, score: float, place: int, count: int, avoid_nodes: tuple[str, ...]) -> Candidate:
@@ -153,23 +156,16 @@ def _candidate(job: Job, score: float, place: int, count: int, avoid_nodes: tupl
 
 
 class _Chances:
-    """Whether a job could start if it were alone, asked once per kind of request."""
+    """Whether a job could start if it were alone, asked once per kind of request. Exact: what could not start must not
+    be asked about, since it would keep lower classes out of the window."""
 
     def __init__(self, classes: Sequence[NodeClass]) -> None:
         self._classes = classes
-        self._known: dict[tuple[object, ...], str] = {}
+        self._known: dict[Request, str] = {}
 
     def why_not(self, spec: JobSpec) -> str:
         """Empty when it could start; else which resource is short."""
-        kind = (
-            spec.gpus_per_worker,
-            spec.workers,
-            spec.remainder_gpus,
-            spec.gpu_milli,
-            spec.gpu_types,
-            spec.cpu_milli,
-            spec.memory_mib,
-        )
+        kind = request_kind(spec)
         if kind not in self._known:
             self._known[kind] = self._ask(spec)
         return self._known[kind]
@@ -177,12 +173,15 @@ class _Chances:
     def _ask(self, spec: JobSpec) -> str:
         classes = [c for c in self._classes if not spec.gpu_types or c.gpu_type in spec.gpu_types]
         slots = sum(len(c.node_ids) * _slots(c, spec) for c in classes)
-        free = sum(len(c.node_ids) * c.free_gpus for c in classes)
-        if slots >= spec.workers and (spec.gpu_milli < WHOLE_GPU or free >= spec.total_gpus):
+        beside = slots > spec.workers or any(_remainder_fits(c, spec) for c in classes)
+        if slots >= spec.workers and (beside or not spec.remainder_gpus):
             return ""
+        free = sum(len(c.node_ids) * c.free_gpus for c in classes)
+        more = f" and 1 x {spec.remainder_gpus}" if spec.remainder_gpus else ""
         types = " or ".join(spec.gpu_types) or "any type"
         return (
-            f"gpus: {spec.workers} x {spec.gpus_per_worker} of {types} needed, room now for {slots} ({free} GPUs free)"
+            f"gpus: {spec.workers} x {spec.gpus_per_worker}{more} of {types} needed, "
+            f"room now for {slots} ({free} GPUs free)"
         )
 
 
@@ -193,8 +192,22 @@ def _slots(node_class: NodeClass, spec: JobSpec) -> int:
         slots += sum(share // spec.gpu_milli for share in node_class.shares)
     else:
         slots = node_class.free_gpus // spec.gpus_per_worker
-    if node_class.free_cpu_milli >= 0 and spec.cpu_milli:
-        slots = min(slots, max(0, node_class.free_cpu_milli) // spec.cpu_milli)
-    if node_class.free_memory_mib >= 0 and spec.memory_mib:
-        slots = min(slots, max(0, node_class.free_memory_mib) // spec.memory_mib)
+    for free, wanted in _limits(node_class, spec):
+        slots = min(slots, free // wanted)
     return slots
+
+
+def _remainder_fits(node_class: NodeClass, spec: JobSpec) -> bool:
+    """Whether the smaller worker fits on a node of the class beside as many full ones as it takes."""
+    used = _slots(node_class, spec)
+    return node_class.free_gpus - used * spec.gpus_per_worker >= spec.remainder_gpus and all(
+        free - used * wanted >= wanted for free, wanted in _limits(node_class, spec)
+    )
+
+
+def _limits(node_class: NodeClass, spec: JobSpec) -> Iterator[tuple[int, int]]:
+    """(free, wanted per worker) of cpu and memory where the node has a limit and the job a wish."""
+    if node_class.free_cpu_milli >= 0 and spec.cpu_milli:
+        yield node_class.free_cpu_milli, spec.cpu_milli
+    if node_class.free_memory_mib >= 0 and spec.memory_mib:
+        yield node_class.free_memory_mib, spec.memory_mib

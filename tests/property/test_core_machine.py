@@ -23,7 +23,8 @@ from streamsched.core.config import SchedulerConfig
 from streamsched.core.instructions import Instruction, Place, Preempt, Revoke, SolveWindow
 from streamsched.core.model import TERMINAL, WHOLE_GPU, Allocation, JobSpec, JobState, NodeSpec
 from streamsched.core.problem import Problem
-from streamsched.policy.rules import FirstComeFirstServed, Smallest
+from streamsched.core.tenants import TenantPolicy
+from streamsched.policy.rules import FairShare, FirstComeFirstServed, Smallest
 
 NODES = [f"n{i}" for i in range(4)]
 TYPES = ["A100", "V100"]
@@ -37,7 +38,12 @@ CONFIG = SchedulerConfig(
     finished_keep_s=200.0,
     lost_grace_s=10.0,
     window_jobs=4,
+    reserve_after_s=30.0,
+    reservations_max=2,
+    usage_half_life_s=100.0,
+    tenants={"small": TenantPolicy(quota_gpus=2.5), "big": TenantPolicy(weight=3.0, quota_gpus=5.0)},
 )
+TENANTS = ["default", "default", "small", "big"]
 
 
 class Books:
@@ -77,6 +83,15 @@ class CoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 1000.0
         self.history: list[tuple[ev.CoreEvent, float]] = []
+        self.journal: list[tuple[ev.CoreEvent, float]] = []
+        """Those that changed or decided something: no others are journalled."""
+        self.twin: ClusterState | None = None
+        """Loaded from what was stored at some point; must go on exactly as the state does."""
+        self.commands: list[ev.CoreEvent] = []
+        self.tenant_of: dict[str, str] = {}
+        """placement id -> tenant"""
+        self.said_at: dict[str, float] = {}
+        """When each run was last told to stop."""
         self.books = Books()
         self.places: list[Place] = []
         self.told_to_stop: set[str] = set()
@@ -92,7 +107,7 @@ class CoreMachine(RuleBasedStateMachine):
         """(job id, seq) -> how it ended."""
 
     @initialize(
-        ranker=st.sampled_from([FirstComeFirstServed(), Smallest()]),
+        ranker=st.sampled_from([FirstComeFirstServed(), Smallest(), FairShare()]),
         gangs=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2), st.booleans()), min_size=1, max_size=5),
     )
     def begin(self, ranker: Any, gangs: list[tuple[int, int, bool]]) -> None:
@@ -102,7 +117,7 @@ class CoreMachine(RuleBasedStateMachine):
         for node_id, gpus in zip(NODES, (4, 4, 2), strict=False):
             self.send(ev.NodeJoined(spec=NodeSpec(node_id=node_id, gpu_type="V100", gpus=gpus)))
         for job_id, (gpus, workers, preemptible) in zip(JOBS, gangs, strict=False):
-            self.arrive(job_id, gpus, workers, 0, WHOLE_GPU, (), 0, preemptible, "normal")
+            self.arrive(job_id, gpus, workers, 0, WHOLE_GPU, (), 0, preemptible, "normal", "default")
         self.calm_moment()
 
     def send(self, event: ev.CoreEvent) -> list[Instruction]:
@@ -111,7 +126,13 @@ class CoreMachine(RuleBasedStateMachine):
         failed = self._in(JobState.FAILED)
         completed = self._in(JobState.COMPLETED)
         owned = {job.placement_id for job in self.state.jobs.values()}
+        reserved = dict(self.state.reserved)
+        if self.twin is not None:
+            self.twin.windows = self.state.windows  # each process numbers its own
         out = self.state.handle(event, self.now)
+        self._journal(event, out)
+        self._ask_twin(event, out)
+        self._keep_off_reserved(event, out, reserved)
         for job_id in self._in(JobState.COMPLETED) - completed:
             assert event.placement_id not in owned or event.time <= self.stopped_at.get(
                 event.placement_id, event.time
@@ -119,9 +140,9 @@ class CoreMachine(RuleBasedStateMachine):
         for job_id in self._in(JobState.FAILED) - failed:
             assert event.placement_id not in self.told_to_stop, f"{job_id} failed because it was stopped"
         self._close_books(event, before)
-        self._watch_nodes(event)
         for instruction in out:
             self._carry_out(instruction)
+        self._watch_nodes(event, out)
         return out
 
     def _close_books(self, event: ev.CoreEvent, runs_before: set[str]) -> None:
@@ -138,10 +159,32 @@ class CoreMachine(RuleBasedStateMachine):
         # And no other event may end a run.
         assert set(self.state.runs) == set(self.books.held) | (set(self.state.runs) - runs_before)
 
+    def _journal(self, event: ev.CoreEvent, out: list[Instruction]) -> None:
+        decided = [i for i in out if isinstance(i, Place | Preempt | Revoke)]
+        if self.state.take_changes() or isinstance(event, ev.EpochStarted):
+            self.journal.append((event, self.now))
+        else:
+            assert not decided, "decided, but nothing changed"
+
+    def _ask_twin(self, event: ev.CoreEvent, out: list[Instruction]) -> None:
+        if self.twin is not None:
+            assert self.twin.handle(event, self.now) == out
+            assert stored(self.twin) == stored(self.state)
+
+    def _keep_off_reserved(self, event: ev.CoreEvent, out: list[Instruction], before: dict[str, str]) -> None:
+        """Nobody is given a node that is kept free for another, and timers place only those who have such nodes."""
+        for place in [i for i in out if isinstance(i, Place)]:
+            nodes = {a.node_id for a in place.allocations}
+            assert not nodes & self.state.reserved.keys(), place
+            if isinstance(event, ev.WindowSolved):
+                assert all(before.get(node_id, place.job_id) == place.job_id for node_id in nodes), place
+            else:
+                assert place.why.policy == "reservation"
+
     def _in(self, state: JobState) -> set[str]:
         return {job_id for job_id, job in self.state.jobs.items() if job.state is state}
 
-    def _watch_nodes(self, event: ev.CoreEvent) -> None:
+    def _watch_nodes(self, event: ev.CoreEvent, out: list[Instruction]) -> None:
         match event:
             case ev.NodeLost(node_id=node_id):
                 self.silent_since.setdefault(node_id, self.state.now)
@@ -149,10 +192,28 @@ class CoreMachine(RuleBasedStateMachine):
                 self.silent_since.pop(node_id, None)
             case ev.WindowElapsed():
                 self._nobody_waits_for_the_silent()
+                self._timers_have_run(out)
+
+    def _timers_have_run(self, out: list[Instruction]) -> None:
+        """No stop is left unsaid for longer than a lease while a node could hear it; nobody overdue is passed over."""
+        now = max(self.now, self.state.now)
+        for placement_id, run in self.state.runs.items():
+            if placement_id in self.said_at and any(a.node_id not in self.silent_since for a in run.allocations):
+                assert self.said_at[placement_id] + CONFIG.lease_s >= now
+        reserving = set(self.state.reserved.values())
+        assert len(reserving) <= CONFIG.reservations_max
+        if any(isinstance(i, Place) for i in out):
+            return  # those made room for the next ones, who are looked at in the next window
+        for job in self.state.queued_jobs():
+            overdue = job.queued_at + CONFIG.reserve_after_s <= now and job.not_before <= now
+            may = self.state.quota_left(job.spec.tenant, job) >= job.spec.total_gpu_milli
+            if overdue and may and job.spec.job_id not in reserving and len(reserving) < CONFIG.reservations_max:
+                assert not self.state.inventory.holds_without(job.spec, self.state.reserved), job
 
     def _nobody_waits_for_the_silent(self) -> None:
         """After the grace a job does not depend on a node that nothing is heard of."""
-        gone = {n for n, since in self.silent_since.items() if self.state.now - since >= CONFIG.lost_grace_s}
+        now = max(self.now, self.state.now)
+        gone = {n for n, since in self.silent_since.items() if now - since >= CONFIG.lost_grace_s}
         for job in self.state.jobs.values():
             if job.placement_id is not None and job.state not in TERMINAL:
                 assert not gone & {a.node_id for a in self.books.held[job.placement_id]}, job
@@ -165,15 +226,30 @@ class CoreMachine(RuleBasedStateMachine):
             case Place():
                 self._live_before(instruction)
                 self.books.placed(instruction)
+                self.tenant_of[instruction.placement_id] = instruction.tenant
+                self._within_quota(instruction)
                 self.places.append(instruction)
                 assert instruction.placement_id not in self.truth, "a placement id was used twice"
                 self.truth[instruction.placement_id] = "pending"
             case Preempt() | Revoke():
-                assert instruction.placement_id not in self.told_to_stop, "told to stop twice"
-                self.told_to_stop.add(instruction.placement_id)
-                self.stopped_at[instruction.placement_id] = self.state.now
+                placement_id = instruction.placement_id
+                if placement_id in self.told_to_stop:
+                    assert isinstance(instruction, Revoke)
+                    assert self.said_at[placement_id] + CONFIG.lease_s < self.state.now, "told to stop twice"
+                self.told_to_stop.add(placement_id)
+                self.stopped_at.setdefault(placement_id, self.state.now)
+                self.said_at[placement_id] = self.state.now
             case SolveWindow(problem=problem):
                 self.questions.append(problem)
+
+    def _within_quota(self, place: Place) -> None:
+        policy = CONFIG.tenants.get(place.tenant)
+        if policy is not None and policy.quota_gpus is not None:
+            assert self._held_by(place.tenant) <= policy.quota_gpus * WHOLE_GPU, place
+
+    def _held_by(self, tenant: str) -> int:
+        mine = [a for p, allocations in self.books.held.items() if self.tenant_of[p] == tenant for a in allocations]
+        return sum(len(a.gpus) * a.gpu_milli for a in mine)
 
     def _live_before(self, place: Place) -> None:
         """A job is placed again only when its earlier runs are over, or were told to stop after a node was lost."""
@@ -193,6 +269,7 @@ class CoreMachine(RuleBasedStateMachine):
         cpu=st.sampled_from([0, 0, 3]),
         preemptible=st.booleans(),
         priority_class=st.sampled_from(["normal", "high", "?"]),
+        tenant=st.sampled_from(TENANTS),
     )
     def arrive(
         self,
@@ -205,6 +282,7 @@ class CoreMachine(RuleBasedStateMachine):
         cpu: int,
         preemptible: bool,
         priority_class: str,
+        tenant: str,
     ) -> None:
         whole = share == WHOLE_GPU
         spec = JobSpec(
@@ -219,6 +297,7 @@ class CoreMachine(RuleBasedStateMachine):
             memory_mib=cpu,
             preemptible=preemptible,
             priority_class=priority_class,
+            tenant=tenant,
         )
         known = self.state.jobs.get(job_id)
         out = self.send(ev.JobArrived(spec=spec))
@@ -226,21 +305,39 @@ class CoreMachine(RuleBasedStateMachine):
         if known is not None:
             assert self.state.jobs[job_id] is known
 
-    @rule(job_id=st.sampled_from(JOBS), what=st.sampled_from(["cancel", "hold", "release", "high", "weight"]))
-    def command(self, job_id: str, what: str) -> None:
-        match what:
-            case "cancel":
-                self.send(ev.CancelRequested(job_id=job_id))
-                job = self.state.jobs.get(job_id)
-                assert job is None or job.state in TERMINAL or job.then is JobState.CANCELLED
-            case "hold":
-                self.send(ev.HoldRequested(job_id=job_id))
-            case "release":
-                self.send(ev.ReleaseRequested(job_id=job_id))
-            case "high":
-                self.send(ev.ReprioritiseRequested(job_id=job_id, priority_class="high"))
-            case "weight":
-                self.send(ev.ReprioritiseRequested(job_id=job_id, weight=2.0))
+    @rule(
+        job_id=st.sampled_from(JOBS),
+        what=st.sampled_from(["cancel", "hold", "release", "high", "weight"]),
+        numbered=st.booleans(),
+    )
+    def command(self, job_id: str, what: str, numbered: bool) -> None:
+        """`numbered`: with its offset, as from Kafka; then it may be delivered again."""
+        kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+            "cancel": (ev.CancelRequested, {}),
+            "hold": (ev.HoldRequested, {}),
+            "release": (ev.ReleaseRequested, {}),
+            "high": (ev.ReprioritiseRequested, {"priority_class": "high"}),
+            "weight": (ev.ReprioritiseRequested, {"weight": 2.0}),
+        }
+        kind, fields = kinds[what]
+        known = job_id in self.state.jobs
+        self.send(kind(job_id=job_id, offset=len(self.commands) if numbered else -1, **fields))
+        if numbered and known:
+            self.commands.append(self.history[-1][0])
+        job = self.state.jobs.get(job_id)
+        if what == "cancel" and job is not None:
+            assert job.state in TERMINAL or job.then is JobState.CANCELLED
+
+    @precondition(lambda self: self.commands)
+    @rule(data=st.data())
+    def old_command_again(self, data: st.DataObject) -> None:
+        """Also one that was refused has no effect when it comes again (its job not having been forgotten meanwhile)."""
+        command: Any = data.draw(st.sampled_from(self.commands), label="command")
+        job = self.state.jobs.get(command.job_id)
+        if job is not None and job.command_offset >= command.offset:
+            before = stored(self.state)
+            self.send(command)
+            assert stored(self.state) == before
 
     @precondition(lambda self: self.books.held)
     @rule(data=st.data(), how=st.sampled_from(["cancel", "drain", "expire"]))
@@ -460,6 +557,11 @@ class CoreMachine(RuleBasedStateMachine):
         self.state = again
         self.send(ev.EpochStarted(epoch=self.state.epoch + 1, config=CONFIG))
 
+    @rule()
+    def another_process_looks_on(self) -> None:
+        """What is stored now, loaded elsewhere, goes on as this process does: the same answers to the same events."""
+        self.twin = reloaded(self.state)
+
     # ── what must hold after every step ──────────────────────────────────────────────────────────────────────────────
 
     @invariant()
@@ -476,6 +578,8 @@ class CoreMachine(RuleBasedStateMachine):
             in_use = sum(free < WHOLE_GPU for free in by_books)
             assert node.free_gpus() == max(0, min(idle, node.record.capacity - in_use))
         assert {p for p, _ in self.books.held.items()} == set(self.state.runs)
+        for tenant in TENANTS:
+            assert self.state.usage(tenant).held_milli == self._held_by(tenant)
 
     @invariant()
     def terminal_stays_terminal(self) -> None:
@@ -500,11 +604,12 @@ class CoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not self.history:
             return
-        fresh = ClusterState("p", CONFIG)  # no ranker: a replay decides nothing
-        for event, now in self.history:
-            fresh.handle(event, now)
-        fresh.verify()
-        assert stored(fresh) == stored(self.state)
+        for events in (self.history, self.journal):
+            fresh = ClusterState("p", CONFIG)  # no ranker: a replay asks nothing
+            for event, now in events:
+                fresh.handle(event, now)
+            fresh.verify()
+            assert stored(fresh) == stored(self.state)
         self._heal()
 
     def _heal(self) -> None:
@@ -523,10 +628,16 @@ class CoreMachine(RuleBasedStateMachine):
                 else:
                     self.send(ev.RunStarted(**names))
                     self.send(ev.RunCompleted(**names))
-        left = Counter(str(job.state) for job in self.state.jobs.values() if job.state not in TERMINAL)
+        waiting = [job for job in self.state.jobs.values() if job.state not in TERMINAL]
+        left = Counter(str(job.state) for job in waiting if not self._beyond_quota(job.spec))
         assert set(left) <= {"held", "unfit"}, left
         assert not self.state.runs
         self.state.verify()
+
+    @staticmethod
+    def _beyond_quota(spec: JobSpec) -> bool:
+        policy = CONFIG.tenants.get(spec.tenant, TenantPolicy())
+        return policy.quota_gpus is not None and spec.total_gpu_milli > policy.quota_gpus * WHOLE_GPU
 
 
 CoreMachine.TestCase.settings = settings(stateful_step_count=80)

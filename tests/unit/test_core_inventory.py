@@ -101,6 +101,7 @@ def test_holds_without_leaves_out_what_is_not_in_use():
     pool = inventory(node("n0", 4), node("n1", 4))
     assert pool.holds_without(ask(4), frozenset({"n0"}))
     pool.nodes["n1"].adopt(NodeRecord(spec=node("n1", 4), capacity=4, state=NodeState.CORDONED))
+    pool.refile(pool.nodes["n1"])
     assert not pool.holds_without(ask(4), frozenset({"n0"}))
 
 

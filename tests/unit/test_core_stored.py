@@ -55,7 +55,8 @@ def test_the_busy_pool_has_seen_everything(make_pool):
 
 def test_every_stored_value_comes_back_from_json_equal_and_to_the_byte(make_pool):
     everything = busy_pool(make_pool).state.everything()
-    for values in (everything.jobs, everything.runs, everything.nodes, {"meta": everything.meta}):
+    kinds = (everything.jobs, everything.runs, everything.nodes, everything.tenants, {"meta": everything.meta})
+    for values in kinds:
         assert values
         for value in values.values():
             raw = msgspec.json.encode(value)
@@ -89,6 +90,7 @@ def shuffle(everything: Changes, rng: random.Random) -> Changes:
         jobs=mixed(everything.jobs),
         runs=mixed(everything.runs),
         nodes=mixed(everything.nodes),
+        tenants=mixed(everything.tenants),
         meta=everything.meta,
     )
 
@@ -120,12 +122,17 @@ def test_changes_add_up_to_everything(make_pool):
     """A store that only ever sees `take_changes` holds what `everything` says."""
     pool = busy_pool(make_pool)
     state = ClusterState("p", pool.config)
-    jobs, runs, nodes = {}, {}, {}
+    jobs, runs, nodes, tenants = {}, {}, {}, {}
     meta = state.meta()
     for event, now in pool.history:
         state.handle(event, now)
         changes = state.take_changes()
-        for kept, changed in ((jobs, changes.jobs), (runs, changes.runs), (nodes, changes.nodes)):
+        for kept, changed in (
+            (jobs, changes.jobs),
+            (runs, changes.runs),
+            (nodes, changes.nodes),
+            (tenants, changes.tenants),
+        ):
             for name, value in changed.items():
                 if value is None:
                     kept.pop(name, None)
@@ -134,7 +141,11 @@ def test_changes_add_up_to_everything(make_pool):
         meta = changes.meta
     assert not state.take_changes()
     kept = Changes(
-        jobs=dict(sorted(jobs.items())), runs=dict(sorted(runs.items())), nodes=dict(sorted(nodes.items())), meta=meta
+        jobs=dict(sorted(jobs.items())),
+        runs=dict(sorted(runs.items())),
+        nodes=dict(sorted(nodes.items())),
+        tenants=dict(sorted(tenants.items())),
+        meta=meta,
     )
     assert msgspec.json.encode(kept) == stored(pool.state)
 
