@@ -19,6 +19,9 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 
+_KEY_MAX = 4096
+"""Kept of a key: a letter that no broker takes would stop everything behind it."""
+
 
 class DeadLetters:
     """`await letters(refused, input)` returns when the letter is safe in the topic."""
@@ -33,12 +36,13 @@ class DeadLetters:
         self.counts[refused.code] += 1
         topic = self._settings.names.prefix + source.topic
         origin = codec.origin(topic, source.partition, source.offset)
-        letter = codec.dead_letter(refused, origin, self._clock(), source.key, source.value)
+        key = source.key[:_KEY_MAX] if source.key is not None else None
+        letter = codec.dead_letter(refused, origin, self._clock(), key, source.value)
         log.warning("refused %s[%d]@%d: %s: %s", topic, source.partition, source.offset, refused.code, refused.detail)
         value = codec.encode(letter)
         for pause in pauses():
             try:
-                await self._producer.send_and_wait(self._settings.names.dead_letters, value, key=source.key)
+                await self._producer.send_and_wait(self._settings.names.dead_letters, value, key=key)
                 return
             except KafkaError as error:
                 log.warning("dead letter not written yet (%s), trying again", words(error))

@@ -34,6 +34,7 @@ from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
 from streamsched.bus.messages import Heartbeat, JournalRecord, Placement, PoolJob
 from streamsched.bus.producer import Producer
+from streamsched.bus.topics import POOL_JOBS
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.instructions import Absorb, Decision, Place, Preempt, Refuse, Revoke, SolveWindow
@@ -520,7 +521,7 @@ class PoolRunner:
             try:
                 await self._recover()
                 return
-            except (RedisError, KafkaError, OSError) as error:
+            except (RedisError, KafkaError, OSError, _StateLost) as error:
                 log.warning("pool %s: cannot recover yet (%s), trying again", self.pool, words(error))
                 await self._pause(pause)
 
@@ -536,7 +537,7 @@ class PoolRunner:
         self._judge(
             await self._store.reset(taken.state.epoch, taken.position, taken.state.everything(), self._summary())
         )
-        await self._parts.index.restore(self.pool, list(taken.state.jobs), taken.state.epoch)
+        await self._restore_index()
         self._placements_end = taken.position.placements
         await self._publish(taken.position.outbox)
         now = self._parts.clock()
@@ -552,6 +553,21 @@ class PoolRunner:
             len(self.state.inventory.nodes),
             len(taken.position.outbox),
         )
+
+    async def _restore_index(self) -> None:
+        """The pool's jobs, and after a loss those routed here but not applied yet: sent again without the index, one
+        could go to another pool as well."""
+        index = self._parts.index
+        jobs = dict.fromkeys(self.state.jobs)
+        if not await index.whole():
+            start = self._position.next_offsets.get(f"{POOL_JOBS.name}:{self.partition}", 0)
+            async for _, _, value in journal.read_partition(
+                self._settings.kafka, self._names.pool_jobs, self.partition, self.pool.encode(), start
+            ):
+                with contextlib.suppress(Refused):
+                    if (arrival := codec.decode_pool_job(value).arrival) is not None:
+                        jobs[arrival.job_id] = None
+        await index.restore(self.pool, list(jobs), self.state.epoch)
 
 
 def _event(message: Any, source: Input) -> ev.CoreEvent:
