@@ -38,9 +38,9 @@ def trace_of(folder: Path, jobs: int = JOBS) -> Path:
 
 
 def replay(
-    service: Service, fault: Callable[[], Awaitable[None]] | None = None, speed: float = 120.0, repeats: bool = False
+    service: Service, fault: Callable[[], Awaitable[None]] | None = None, speed: float = 200.0, repeats: bool = False
 ) -> ReplayResult:
-    """Replay beside `fault` (about 17 s of arrivals at the default speed)."""
+    """Replay beside `fault` (10 s of arrivals at the default speed)."""
     pools = service.settings.pools
     options = ReplayOptions(
         trace=trace_of(service.folder),
@@ -92,7 +92,7 @@ def test_a_worker_killed_twice_in_the_middle(service: Service) -> None:
     service.start()
 
     async def fault() -> None:
-        for pause in (4.0, 3.0):
+        for pause in (2.0, 4.0):
             await asyncio.sleep(pause)
             service.workers[-1].kill()
             service.spawn()
@@ -118,9 +118,29 @@ def test_of_two_workers_one_is_stopped_and_then_the_other_killed(stack: Stack, t
             await asyncio.sleep(2.0)
             second.kill()
 
-        check(service, replay(service, fault, speed=60.0, repeats=True))
+        check(service, replay(service, fault, speed=100.0, repeats=True))
         assert {placement.pool for placement in service.placements()} == set(pools)
         assert service.workers[2].stop() == 0
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_partitions_move_again_and_again_under_load(stack: Stack, tmp_path: Path) -> None:
+    """Every rebalance gives back unapplied inputs, which must come again, and before those behind them."""
+    pools = pools_apart(3)
+    with installed(stack, f"t{uuid.uuid4().hex[:8]}", tmp_path, pools) as service:
+        stays = service.start()
+
+        async def fault() -> None:
+            for _ in range(4):
+                guest = service.spawn()
+                await asyncio.to_thread(service.wait_for, lambda guest=guest: guest.said("pools here"), "the guest")
+                await asyncio.sleep(1.0)
+                assert await asyncio.to_thread(guest.stop) == 0
+
+        check(service, replay(service, fault, speed=60.0))
+        assert stays.process.poll() is None
+        assert stays.said("pools here: pool") >= 5
 
 
 @pytest.mark.chaos
@@ -177,11 +197,11 @@ def test_redis_killed_and_flushed_while_running(own: Service) -> None:
     assert server is not None
 
     async def fault() -> None:
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(2.0)
         server.kill()
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(3.0)
         await asyncio.to_thread(server.restart)
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(2.0)
         await asyncio.to_thread(own.redis, lambda client: client.flushall())
 
     check(own, replay(own, fault, repeats=True))
@@ -237,7 +257,7 @@ def test_the_broker_goes_away_and_comes_back(own: Service, seconds: float) -> No
     worker = own.start()
 
     async def fault() -> None:
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(2.0)
         await outage(own, seconds)
 
     check(own, replay(own, fault, repeats=True))
@@ -268,7 +288,7 @@ def test_a_stop_while_the_broker_is_away_is_bounded(own: Service) -> None:
     broker.pause()
     own.wait_for(lambda: worker.said("Kafka at .* does not answer"), "the worker to notice")
     worker.signal(signal.SIGTERM)
-    assert worker.ended(30.0) == 1
-    assert worker.said("stopped without waiting for") == 1
+    # 1 when something was still to be told to Kafka (leaving the group, as a rule), else 0; never a hang.
+    assert worker.ended(30.0) == worker.said("stopped without waiting for")
     assert worker.said("Traceback") == 0
     broker.resume()
