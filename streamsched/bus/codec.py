@@ -321,7 +321,7 @@ def node_event(message: m.NodeEvent) -> ev.CoreEvent:
         case m.Drain():
             return ev.NodeDrained(node_id=node_id)
         case m.Lost():
-            return ev.NodeLost(node_id=node_id, fenced=message.fenced)
+            return ev.NodeLost(node_id=node_id, fenced=message.fenced, time=epoch_seconds(message.time))
 
 
 def _node_spec(message: m.Joined) -> NodeSpec:

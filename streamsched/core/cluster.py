@@ -54,6 +54,8 @@ from .window import Ranker, Window, build
 
 __all__ = ["Changes", "ClusterState", "Meta"]
 
+_CLOCKS_APART_S = 5.0
+"""How far the clocks of node agents and of schedulers may be apart."""
 _STORY_LENGTH = 10_000
 """Transitions kept in memory to tell the story of a job in an error."""
 
@@ -368,8 +370,10 @@ class ClusterState:
             self._absorb("no-change", f"node {event.node_id} is lost already")
         for placement_id in sorted(node.run_ids):
             run = self.runs[placement_id]
-            if event.fenced:
+            if event.fenced and (event.time is None or run.placed_at <= event.time - _CLOCKS_APART_S):
                 self._lose_members(run, event.node_id)
+            elif event.fenced:
+                self._doubt(run, event.node_id)
             elif run.lost_at is None:
                 state = RunState.LOST if run.stop_at is None else run.state
                 self._put_run(replace(run, state=state, lost_at=self.now))
@@ -388,6 +392,18 @@ class ClusterState:
         if run.stop_at is None:
             self._stop(self.jobs[run.job_id], Revoke, reason, then=JobState.QUEUED)
         self._shrink_run(self.runs[run.placement_id], left)
+
+    def _doubt(self, run: Run, node_id: str) -> None:
+        """Placed about when its node was fenced, or after (old news): an executor may have started it since.
+
+        So it is told to stop and holds its GPUs until it is known to have ended; its job waits for that no longer than
+        for a silent node.
+        """
+        if run.stop_at is None:
+            self._stop(self.jobs[run.job_id], Revoke, f"node {node_id} was lost", then=JobState.QUEUED)
+            run = self.runs[run.placement_id]
+        if run.lost_at is None and run.state is RunState.STOPPING:
+            self._put_run(replace(run, lost_at=self.now))
 
     def _shrink_run(self, run: Run, left: tuple[Allocation, ...]) -> None:
         """Only `left`, on nodes of its own, is held from now on; it is lost no more if the nodes thought lost went."""

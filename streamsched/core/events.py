@@ -140,10 +140,14 @@ class NodeDrained(Event, frozen=True, kw_only=True, tag="node_drained"):
 
 
 class NodeLost(Event, frozen=True, kw_only=True, tag="node_lost"):
-    """The node is gone or has been silent for too long. `fenced`: it is certain that nothing runs there any more."""
+    """The node is gone or has been silent for too long. `fenced`: it is certain that nothing runs there any more.
+
+    `time`: when that was so, by the clock of whoever said it. The news may be old: what was placed since is not meant.
+    """
 
     node_id: str
     fenced: bool = False
+    time: float | None = None
 
 
 # ── the scheduler's own ──────────────────────────────────────────────────────────────────────────────────────────────

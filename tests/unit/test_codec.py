@@ -320,7 +320,7 @@ def test_reports_become_events(fields: dict[str, Any], event: ev.CoreEvent) -> N
         ({"type": "cordon"}, ev.NodeCordoned(node_id="n")),
         ({"type": "uncordon"}, ev.NodeUncordoned(node_id="n")),
         ({"type": "drain"}, ev.NodeDrained(node_id="n")),
-        ({"type": "lost", "fenced": True}, ev.NodeLost(node_id="n", fenced=True)),
+        ({"type": "lost", "fenced": True}, ev.NodeLost(node_id="n", fenced=True, time=float(NODE["time"]))),
     ],
 )
 def test_node_messages_become_events(fields: dict[str, Any], event: ev.CoreEvent) -> None:
