@@ -19,7 +19,7 @@ from streamsched.store.job_index import JobIndex
 from streamsched.store.pool_store import PoolStore, Position, stored_values
 
 from .clock import Clock
-from .recovery import Fold, PoolTopics, take_over
+from .recovery import Fold, PoolTopics, known_jobs, take_over
 from .settings import Settings
 
 
@@ -106,9 +106,8 @@ async def rebuild(settings: Settings, pool: str) -> Fold:
         taken = await take_over(topics, store, writer, Clock(), 0, trust_redis=False)
         everything = taken.state.everything()
         await store.reset(taken.state.epoch, taken.position, everything, msgspec.json.encode({}))
-        await JobIndex(redis, settings.pools, settings.key_prefix).restore(
-            pool, list(taken.state.jobs), taken.state.epoch
-        )
+        jobs = await known_jobs(topics, settings.names.pool_jobs, taken.state, taken.position)
+        await JobIndex(redis, settings.pools, settings.key_prefix).restore(pool, jobs, taken.state.epoch)
         return Fold(taken.state, taken.position)
     finally:
         await producer.stop()

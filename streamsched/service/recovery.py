@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from streamsched.bus import codec, journal, snapshots
+from streamsched.bus import codec, journal, snapshots, topics
 from streamsched.bus.connection import KafkaConnection
 from streamsched.bus.messages import JournalRecord, Placement
 from streamsched.core import events as ev
@@ -137,6 +137,24 @@ async def take_over(
     fold.state.take_changes()
     outbox = await _not_on_topic(pool, fold)
     return Taken(fold.state, msgspec.structs.replace(fold.position, outbox=tuple(outbox)), snapshot)
+
+
+async def known_jobs(pool: PoolTopics, pool_jobs: str, state: ClusterState, position: Position) -> list[str]:
+    """Jobs of the pool for the job index: those in the state, and those routed to it that it has not read yet.
+
+    Without the latter a lost index would seem whole again, and a job on its way here that is submitted (or delivered)
+    once more might be sent to another pool.
+    """
+    jobs = dict.fromkeys(state.jobs)
+    start = position.next_offsets.get(f"{topics.POOL_JOBS.name}:{pool.partition}", 0)
+    async for _, _, value in journal.read_partition(pool.kafka, pool_jobs, pool.partition, pool.pool.encode(), start):
+        try:
+            message = codec.decode_pool_job(value)
+        except codec.Refused:
+            continue  # its letter is written when its turn comes
+        if message.arrival is not None:
+            jobs[message.arrival.job_id] = None
+    return list(jobs)
 
 
 def _mark(pool: PoolTopics, epoch: int, now: float) -> JournalRecord:

@@ -34,7 +34,6 @@ from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
 from streamsched.bus.messages import Heartbeat, JournalRecord, Placement, PoolJob
 from streamsched.bus.producer import Producer
-from streamsched.bus.topics import POOL_JOBS
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.instructions import Absorb, Decision, Place, Preempt, Refuse, Revoke, SolveWindow
@@ -45,7 +44,7 @@ from streamsched.store.job_index import JobIndex
 from streamsched.store.pool_store import Outcome, PoolStore, Position
 
 from .ranking import queue_ranking
-from .recovery import Fenced, PoolTopics, take_over
+from .recovery import Fenced, PoolTopics, known_jobs, take_over
 from .retry import pauses, words
 from .settings import Settings
 from .snapshotter import Snapshotter
@@ -537,7 +536,8 @@ class PoolRunner:
         self._judge(
             await self._store.reset(taken.state.epoch, taken.position, taken.state.everything(), self._summary())
         )
-        await self._restore_index()
+        jobs = await known_jobs(self._pool, self._names.pool_jobs, taken.state, taken.position)
+        await self._parts.index.restore(self.pool, jobs, taken.state.epoch)
         self._placements_end = taken.position.placements
         await self._publish(taken.position.outbox)
         now = self._parts.clock()
@@ -553,21 +553,6 @@ class PoolRunner:
             len(self.state.inventory.nodes),
             len(taken.position.outbox),
         )
-
-    async def _restore_index(self) -> None:
-        """The pool's jobs, and after a loss those routed here but not applied yet: sent again without the index, one
-        could go to another pool as well."""
-        index = self._parts.index
-        jobs = dict.fromkeys(self.state.jobs)
-        if not await index.whole():
-            start = self._position.next_offsets.get(f"{POOL_JOBS.name}:{self.partition}", 0)
-            async for _, _, value in journal.read_partition(
-                self._settings.kafka, self._names.pool_jobs, self.partition, self.pool.encode(), start
-            ):
-                with contextlib.suppress(Refused):
-                    if (arrival := codec.decode_pool_job(value).arrival) is not None:
-                        jobs[arrival.job_id] = None
-        await index.restore(self.pool, list(jobs), self.state.epoch)
 
 
 def _event(message: Any, source: Input) -> ev.CoreEvent:
