@@ -19,6 +19,7 @@ import msgspec
 
 from loadgen.history import Audit, History, Stamped, audit
 from streamsched.bus import codec, journal
+from streamsched.bus import messages as m
 from streamsched.bus.messages import JournalRecord
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
@@ -182,14 +183,18 @@ def _name(decision: Place | Preempt | Revoke) -> str:
 
 
 def audited(sim: Simulation) -> list[str]:
-    """loadgen's audit. A job one of whose runs was given up on a silent node may have had two at a time."""
-    given_up = _given_up(sim)
+    """loadgen's audit, but for what cannot be helped.
+
+    A job one of whose runs was given up on a silent node may have had two at a time. One that was told to stop, or
+    whose node was fenced, may have completed at the same moment: then it is run again.
+    """
+    given_up, doubtful = _given_up(sim), _doubtful(sim)
     found: Audit = audit(history_of(sim), may_stay_unfinished=frozenset(sim.may_stay_unfinished()), allow_repeats=True)
     wrong = []
     for detail in found.details:
         kind, rest = detail.split(": ", 1)
         job = re.match(r"job (\S+?):? ", rest)
-        if kind in ("job-running-twice", "completed-twice") and job is not None and job[1] in given_up:
+        if job is not None and job[1] in {"job-running-twice": given_up, "completed-twice": doubtful}.get(kind, ()):
             continue
         wrong.append(f"audit: {detail}")
     return wrong
@@ -199,6 +204,13 @@ def _given_up(sim: Simulation) -> set[str]:
     reasons = ("a node of it is lost", "another run of the job has ended")
     decisions = (codec.decode_placement(r.value).decision for r in sim.world.kafka.topic(sim.names.placements))
     return {d.job_id for d in decisions if not isinstance(d, Place) and d.reason in reasons}
+
+
+def _doubtful(sim: Simulation) -> set[str]:
+    nodes = (codec.decode_node(record.value) for record in sim.world.kafka.topic(sim.names.nodes))
+    fenced = {node.node_id for node in nodes if isinstance(node, m.Lost) and node.fenced}
+    decisions = [codec.decode_placement(r.value).decision for r in sim.world.kafka.topic(sim.names.placements)]
+    return {d.job_id for d in decisions if not isinstance(d, Place) or any(a.node_id in fenced for a in d.allocations)}
 
 
 def history_of(sim: Simulation) -> History:
