@@ -355,11 +355,10 @@ def test_jobs_that_no_nodes_can_be_kept_for_cost_no_look_at_the_nodes(make_pool,
     for i in range(50):
         pool.arrive(f"gang{i}", 8, 6)
     pool.send(ev.NodeCordoned(node_id="n0"))
+    pool.later(99)
     pool.arrive("small", 1)
     pool.solve()
     pool.report(ev.RunRejected, "small", node_id="n1")
-    pool.later(99)
-    pool.window()
     pool.later(1)
     looks = []
     whole = Inventory.__iter__
