@@ -31,6 +31,7 @@ class Fleet(SimulatedFleet):
         self._orders: list[m.Placement] = []
         self._reports: list[m.Completion] = []
         self._nodes_of: dict[str, frozenset[str]] = {}
+        self._catching_up = False
 
     def handle(self, placement: m.Placement, now: float) -> None:
         decision = placement.decision
@@ -53,9 +54,7 @@ class Fleet(SimulatedFleet):
         """The node can be reached again: orders that waited are carried out, reports that waited are returned."""
         self.silent.discard(node_id)
         self.down.discard(node_id)
-        orders, self._orders = self._orders, []
-        for order in orders:
-            self.handle(order, now)
+        self._catch_up(now)
         reports, self._reports = self._reports, []
         self._reports = [report for report in reports if self._is_cut_off(report.placement_id)]
         return [report for report in reports if not self._is_cut_off(report.placement_id)]
@@ -68,9 +67,14 @@ class Fleet(SimulatedFleet):
             if run.stage is not _Stage.ENDED and any(a.node_id == node_id for a in run.allocations):
                 self._cut(run, node_id)
         self.silent.discard(node_id)
+        self._catch_up(now)
+
+    def _catch_up(self, now: float) -> None:
         orders, self._orders = self._orders, []
+        self._catching_up = True
         for order in orders:
             self.handle(order, now)
+        self._catching_up = False
 
     def _cut(self, run: _Run, node_id: str) -> None:
         for allocation in run.allocations:
@@ -88,8 +92,8 @@ class Fleet(SimulatedFleet):
             if allocation.node_id in self.down:
                 return allocation.node_id, "the node is down"
         other = self._live_by_job.get(place.job_id)
-        if other is not None and self._is_cut_off(other):
-            del self._live_by_job[place.job_id]  # nobody here knows of that one
+        if other is not None and (self._catching_up or self._is_cut_off(other)):
+            del self._live_by_job[place.job_id]  # the one was cut off from the other: nobody there knows of it
         return super()._objection(place)
 
     def reachable(self) -> Iterator[str]:

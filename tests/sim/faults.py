@@ -73,8 +73,8 @@ class Plan:
     kafka_trouble_s: float = 0.0
     moves_s: float = 0.0
     blows_s: float = 0.0
-    restores: bool = True
-    """Redis may come back from an older copy."""
+    own_pool: bool = False
+    """Every job names its pool."""
 
 
 _LABELS = (
@@ -134,6 +134,7 @@ def draw(seed: int) -> Plan:
         faults=faults,
         snapshot_every=rng.choice((5, 20, 80)),
         burst=rng.choice((0.0, 0.0, 0.5, 1.0)),
+        own_pool=rng.random() < 0.5,
         node_trouble_s=often(0.6, 1.5, 10.0),
         redis_trouble_s=often(0.5, 3.0, 15.0),
         kafka_trouble_s=often(0.3, 5.0, 15.0),
@@ -215,7 +216,9 @@ class Simulation:
             stop_s=4.0,
         )
         self.group = self.world.group = Group(self.world, self.settings, plan.workers)
-        self.work = workload.draw(plan.rng, plan.jobs, plan.faults_s * 0.8, plan.pools, self.names, plan.burst)
+        self.work = workload.draw(
+            plan.rng, plan.jobs, plan.faults_s * 0.8, plan.pools, self.names, plan.burst, plan.own_pool
+        )
         self.executors = [
             Executors(self.world, self.names, Fleet(pool, plan.groups, plan.fleet), partition_of(pool, plan.partitions))
             for pool in plan.pools
@@ -315,7 +318,8 @@ class Simulation:
             world.redis.keep_copy()
         elif kind == "flush":
             world.redis.replace(Data())
-        elif self.plan.restores and world.redis.copies:
+        elif (self.plan.own_pool or len(self.plan.pools) == 1) and world.redis.copies:
+            # Else the job index would be whole but old, and until its owners notice a job may go to a second pool.
             world.redis.replace(rng.choice(world.redis.copies))
         else:
             return

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .world import World
 
 TopicPartition = tuple[str, int]
+_APART_S = 1e-6
+"""Between two records of a producer in one partition, so that timers keep their order."""
 
 
 class Record(NamedTuple):
@@ -134,7 +136,7 @@ class Producer:
         world = self._world
         fate = world.faults.fate_of_produce(tp[0])
         now = world.loop.time()
-        at = max(now + world.faults.latency_s(), self._free_at.get(tp, 0.0), world.kafka.away_until)
+        at = max(now + world.faults.latency_s(), self._free_at.get(tp, 0.0) + _APART_S, world.kafka.away_until)
         self._free_at[tp] = at
 
         def write() -> None:

@@ -46,12 +46,14 @@ def submit(world: World, topic: str, key: bytes, value: bytes) -> None:
     world.kafka.append(topic, partition_of(key.decode(), world.kafka.partitions), key, value, "users")
 
 
-def draw(rng: Random, jobs: int, for_s: float, pools: tuple[str, ...], names: TopicNames, burst: float) -> Workload:
-    """`burst`: share of jobs that arrive at one moment."""
+def draw(
+    rng: Random, jobs: int, for_s: float, pools: tuple[str, ...], names: TopicNames, burst: float, own_pool: bool
+) -> Workload:
+    """`burst`: share of jobs that arrive at one moment. `own_pool`: each names its pool; else half of them do."""
     work = Workload()
     for number in range(jobs):
         at = 1.0 if rng.random() < burst else rng.uniform(0.5, for_s)
-        job = _job(rng, f"j{number}", at, pools)
+        job = _job(rng, f"j{number}", at, rng.choice(pools) if own_pool or rng.random() < 0.5 else None)
         work.jobs[job.job_id] = job
         work.add(at, names.arrivals, job)
         if rng.random() < 0.1:
@@ -65,7 +67,7 @@ def draw(rng: Random, jobs: int, for_s: float, pools: tuple[str, ...], names: To
     return work
 
 
-def _job(rng: Random, job_id: str, at: float, pools: tuple[str, ...]) -> m.JobArrival:
+def _job(rng: Random, job_id: str, at: float, pool: str | None) -> m.JobArrival:
     share = rng.random() < 0.15
     gpus = rng.choice((1, 1, 1, 2, 2, 4, 8))
     small = rng.random() < 0.2
@@ -77,7 +79,7 @@ def _job(rng: Random, job_id: str, at: float, pools: tuple[str, ...]) -> m.JobAr
         workers=1 if share or small else rng.choice((1, 1, 1, 2, 3)),
         gpu_types=rng.choice(((), (), ("A",), ("B",), ("A", "B"))),
         tenant="small" if small else rng.choice(("red", "blue")),
-        pool=rng.choice(pools) if rng.random() < 0.5 else None,
+        pool=pool,
         preemptible=rng.random() < 0.4,
         priority_class=rng.choice(("low", "normal", "normal", "high")),
         labels={DURATION_LABEL: f"{rng.expovariate(1 / 4.0):.3f}"},
