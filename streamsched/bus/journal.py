@@ -29,18 +29,37 @@ class Entry(Struct, frozen=True):
     record: JournalRecord
 
 
-class JournalWriter:
-    """Appends to one topic; the partition is the pool's."""
+class Written:
+    """Since which offset a partition of the journal holds only what this process wrote, by its acknowledgements."""
 
-    def __init__(self, producer: AIOKafkaProducer, topic: str) -> None:
+    def __init__(self) -> None:
+        self._runs: dict[int, tuple[int, int]] = {}
+        """Partition -> first and last offset of the unbroken run that ends with the latest record."""
+
+    def note(self, partition: int, offset: int) -> None:
+        first, last = self._runs.get(partition, (offset, offset))
+        self._runs[partition] = (first if offset in (last, last + 1) else offset, offset)
+
+    def alone_since(self, partition: int, offset: int) -> bool:
+        """Whether nobody else has written between `offset` and the latest record of this process."""
+        run = self._runs.get(partition)
+        return run is not None and run[0] <= offset
+
+
+class JournalWriter:
+    """Appends to one topic; the partition is the pool's. `written` is shared by all writers of the process."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str, written: Written | None = None) -> None:
         self._producer = producer
         self._topic = topic
+        self.written = written or Written()
 
     async def append(self, record: JournalRecord, partition: int) -> int:
         """Write and wait until it is safe; returns the offset. Raises KafkaError: it may or may not be there then."""
         metadata = await self._producer.send_and_wait(
             self._topic, codec.encode(record), key=record.pool.encode(), partition=partition
         )
+        self.written.note(partition, int(metadata.offset))
         return int(metadata.offset)
 
 
@@ -53,7 +72,7 @@ class Validity:
 
     def counts(self, record: JournalRecord) -> bool:
         """Whether this record is part of the pool's history; if so, later ones must continue it."""
-        marker = _marker(record)
+        marker = mark_of(record)
         if marker is not None:
             if marker.epoch <= self.epoch:
                 return False
@@ -65,7 +84,8 @@ class Validity:
         return True
 
 
-def _marker(record: JournalRecord) -> EpochStarted | None:
+def mark_of(record: JournalRecord) -> EpochStarted | None:
+    """The mark of a new epoch, if the record is one."""
     first = record.events[0] if record.events else None
     return first if isinstance(first, EpochStarted) else None
 

@@ -131,8 +131,7 @@ async def take_over(
     if mark < fold.position.journal:
         log.warning("pool %s: Redis holds the state of another journal; it is replaced by this one's", pool.pool)
         fold = Fold.from_snapshot(pool.pool, pool.config, snapshot)
-    await _read_on(pool, fold, mark + 1)
-    if fold.state.epoch != epoch:
+    if await _read_on(pool, fold, mark + 1) != mark:
         raise Fenced(f"another worker has taken over pool {pool.pool} (epoch {fold.state.epoch}, ours {epoch})")
     fold.state.take_changes()
     outbox = await _not_on_topic(pool, fold)
@@ -162,9 +161,13 @@ def _mark(pool: PoolTopics, epoch: int, now: float) -> JournalRecord:
     return JournalRecord(pool=pool.pool, epoch=epoch, seq=0, now=now, events=(started,))
 
 
-async def _read_on(pool: PoolTopics, fold: Fold, stop: int | None = None) -> None:
+async def _read_on(pool: PoolTopics, fold: Fold, stop: int | None = None) -> int | None:
+    """Fold what comes up to `stop`; the offset of the last mark that counts (of two with one epoch only the first)."""
+    last = None
     async for entry in journal.read(pool.kafka, pool.journal, pool.partition, pool.pool, fold.position.journal, stop):
-        fold.add(entry)
+        if fold.add(entry) and journal.mark_of(entry.record) is not None:
+            last = entry.offset
+    return last
 
 
 async def _not_on_topic(pool: PoolTopics, fold: Fold) -> list[Placement]:

@@ -3,7 +3,8 @@
 One commit is, in this order:
   1. fold the events into the state in memory, write a dead letter for what is refused (should the rest fail, it is
      refused again: rather one letter too many than one too few);
-  2. append one record (events, decisions, next input offsets) to the journal and wait for all replicas;
+  2. append one record (events, decisions, next input offsets) to the journal and wait for all replicas; should others
+     have written since the last one, make sure that no successor has;
   3. bring Redis to the new state by one script, which refuses an epoch that is not the pool's (zombies end here);
      the decisions go with it as the outbox;
   4. publish the decisions;
@@ -82,6 +83,7 @@ class Parts:
     letters: Callable[[Refused, Input], Any]
     """`await letters(refused, input)` keeps a refused input."""
     index: JobIndex
+    journalled: journal.Written = field(default_factory=journal.Written)
 
 
 @dataclass(slots=True)
@@ -127,7 +129,7 @@ class PoolRunner:
         self._settings = parts.settings
         self._names = parts.settings.names
         self._store = store
-        self._journal = journal.JournalWriter(parts.producer, self._names.journal)
+        self._journal = journal.JournalWriter(parts.producer, self._names.journal, parts.journalled)
         self._pool = PoolTopics(
             pool,
             partition,
@@ -360,6 +362,8 @@ class PoolRunner:
             offset = await self._journal.append(record, self.partition)
         except KafkaError as error:
             raise _StateLost(f"a journal write is uncertain ({words(error)})") from None
+        if not self._journal.written.alone_since(self.partition, before.journal):
+            await self._look_for_successor(before.journal, offset)
         self._position = msgspec.structs.replace(
             before,
             seq=record.seq,
@@ -375,6 +379,21 @@ class PoolRunner:
         self.counts.decisions.update(type(decision).__name__.lower() for decision in decisions)
         if gone := [job_id for job_id, job in changes.jobs.items() if job is None]:
             await self._forget_in_index(gone)
+
+    async def _look_for_successor(self, start: int, stop: int) -> None:
+        """Somebody else wrote between the last two records: a successor's mark there voids the second.
+
+        Redis refuses it as well, unless it has come back from a copy older than the takeover.
+        """
+        try:
+            async for entry in journal.read(
+                self._settings.kafka, self._names.journal, self.partition, self.pool, start, stop
+            ):
+                mark = journal.mark_of(entry.record)
+                if mark is not None and mark.epoch > self.state.epoch:
+                    raise Fenced(f"another worker has taken over pool {self.pool} (epoch {mark.epoch})")
+        except KafkaError as error:
+            raise _StateLost(f"the journal cannot be read ({words(error)})") from None
 
     async def _store_commit(self, before: int, changes: Any) -> None:
         for pause in pauses():
