@@ -19,7 +19,6 @@ import msgspec
 
 from loadgen.history import Audit, History, Stamped, audit
 from streamsched.bus import codec, journal
-from streamsched.bus import messages as m
 from streamsched.bus.messages import JournalRecord
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
@@ -185,32 +184,38 @@ def _name(decision: Place | Preempt | Revoke) -> str:
 def audited(sim: Simulation) -> list[str]:
     """loadgen's audit, but for what cannot be helped.
 
-    A job one of whose runs was given up on a silent node may have had two at a time. One that was told to stop, or
-    whose node was fenced, may have completed at the same moment: then it is run again.
+    A run on a node thought lost is given up after a grace, so its job may have two runs at a time. One that was told to
+    stop, or whose node was thought lost, may have completed at the same moment: then its job is run again.
     """
-    given_up, doubtful = _given_up(sim), _doubtful(sim)
+    lost, stopped = _on_lost_nodes(sim), _told_to_stop(sim)
     found: Audit = audit(history_of(sim), may_stay_unfinished=frozenset(sim.may_stay_unfinished()), allow_repeats=True)
     wrong = []
     for detail in found.details:
         kind, rest = detail.split(": ", 1)
-        job = re.match(r"job (\S+?):? ", rest)
-        if job is not None and job[1] in {"job-running-twice": given_up, "completed-twice": doubtful}.get(kind, ()):
+        first = re.split(r"[ ,]+", re.sub(r"^job \S+ (by )?", "", rest))[0]
+        if kind == "job-running-twice" and first in lost:
+            continue
+        if kind == "completed-twice" and first in lost | stopped:
             continue
         wrong.append(f"audit: {detail}")
     return wrong
 
 
-def _given_up(sim: Simulation) -> set[str]:
-    reasons = ("a node of it is lost", "another run of the job has ended")
-    decisions = (codec.decode_placement(r.value).decision for r in sim.world.kafka.topic(sim.names.placements))
-    return {d.job_id for d in decisions if not isinstance(d, Place) and d.reason in reasons}
+def _on_lost_nodes(sim: Simulation) -> set[str]:
+    """Placements on nodes that the scheduler has thought lost at some time."""
+    records = [record for checks in sim.checks for record in checks.counted()]
+    nodes = {e.node_id for record in records for e in record.events if isinstance(e, ev.NodeLost)}
+    return {
+        d.placement_id
+        for record in records
+        for d in record.decisions
+        if isinstance(d, Place) and any(a.node_id in nodes for a in d.allocations)
+    }
 
 
-def _doubtful(sim: Simulation) -> set[str]:
-    nodes = (codec.decode_node(record.value) for record in sim.world.kafka.topic(sim.names.nodes))
-    fenced = {node.node_id for node in nodes if isinstance(node, m.Lost) and node.fenced}
-    decisions = [codec.decode_placement(r.value).decision for r in sim.world.kafka.topic(sim.names.placements)]
-    return {d.job_id for d in decisions if not isinstance(d, Place) or any(a.node_id in fenced for a in d.allocations)}
+def _told_to_stop(sim: Simulation) -> set[str]:
+    decisions = (d for checks in sim.checks for record in checks.counted() for d in record.decisions)
+    return {d.placement_id for d in decisions if not isinstance(d, Place)}
 
 
 def history_of(sim: Simulation) -> History:
@@ -231,12 +236,19 @@ def _first_arrivals(sim: Simulation) -> Iterable[Any]:
             yield record
 
 
+def _refused(sim: Simulation) -> Iterable[tuple[str, int, int]]:
+    """Where the inputs with a dead letter were first written."""
+    for record in sim.world.kafka.topic(sim.names.dead_letters):
+        letter = codec.decode_dead_letter(record.value)
+        origin = letter.origin
+        if origin.topic == sim.names.pool_jobs:
+            origin = codec.decode_pool_job(letter.original).origin
+        yield origin.topic, origin.partition, origin.offset
+
+
 def inputs_accounted_for(sim: Simulation) -> list[str]:
     """Every arrival and command is in the journal of a pool or a dead letter."""
-    letters = {
-        (letter.origin.topic, letter.origin.partition, letter.origin.offset)
-        for letter in (codec.decode_dead_letter(r.value) for r in sim.world.kafka.topic(sim.names.dead_letters))
-    }
+    letters = set(_refused(sim))
     arrived: set[str] = set()
     commanded: set[tuple[str, int]] = set()
     for checks in sim.checks:
