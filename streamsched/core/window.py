@@ -5,7 +5,9 @@ A window is a pure question about the state; nothing here changes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -50,11 +52,7 @@ def rank(state: ClusterState, ranker: Ranker, now: float) -> list[tuple[float, J
 
 
 def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Window:
-    """The window's problem: the first `config.window_jobs` ranked jobs that could start now if they were alone.
-
-    All of one priority class, the highest that has any: the model weighs jobs against each other, and no number of
-    lower ones may outweigh a higher. Lower classes have their turn in the windows after.
-    """
+    """The window's problem: the first `config.window_jobs` ranked jobs that could start now if they were alone."""
     chooser = _Chooser(state, now)
     ranking: list[Ranked] = []
     for score, job in rank(state, ranker, now):
@@ -69,8 +67,8 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         now=now,
         policy=ranker.name,
         candidates=tuple(
-            _candidate(job, score, place, len(chosen), avoided(state, job, now))
-            for place, (score, job) in enumerate(chosen)
+            _candidate(job, score, value, avoided(state, job, now))
+            for (score, job), value in zip(chosen, _values(state, chosen), strict=True)
         ),
         classes=chooser.classes if chosen else (),
     )
@@ -86,7 +84,6 @@ class _Chooser:
         self.classes = state.inventory.classes_without(state.reserved)
         self._chances = _Chances(self.classes)
         self._chances_without: dict[tuple[str, ...], _Chances] = {}
-        self._class: int | None = None
         self._planned: dict[str, int] = {}
         self.chosen: list[tuple[float, Job]] = []
 
@@ -104,12 +101,10 @@ class _Chooser:
         reason = self._chances.why_not(spec) or self._why_not_elsewhere(job)
         if reason and job.reservation:
             return f"reserved: {len(job.reservation)} nodes are kept free for it and drain"
-        if not reason and self._class not in (None, priority(state, job)):
-            return "outranked: jobs of a higher priority class go first"
         return reason
 
     def _why_not_elsewhere(self, job: Job) -> str:
-        """A job that could start only where it is not to be placed must not keep lower classes out of the window."""
+        """A job that could start only where it is not to be placed must not take a place in the window."""
         avoid = avoided(self._state, job, self._now)
         if avoid and avoid not in self._chances_without:
             classes = self._state.inventory.classes_without({*self._state.reserved, *avoid})
@@ -119,7 +114,6 @@ class _Chooser:
         return f"refused lately by {', '.join(avoid[:5])}: no other node has room now"
 
     def choose(self, score: float, job: Job) -> None:
-        self._class = priority(self._state, job)
         self.chosen.append((score, job))
         tenant = job.spec.tenant
         self._planned[tenant] = self._planned.get(tenant, 0) + job.spec.total_gpu_milli
@@ -137,15 +131,34 @@ def avoided(state: ClusterState, job: Job, now: float) -> tuple[str, ...]:
     return job.refused_by if state.inventory.holds_without(job.spec, job.refused_by) else ()
 
 
-def _candidate(job: Job, score: float, place: int, count: int, avoid_nodes: tuple[str, ...]) -> Candidate:
+def _values(state: ClusterState, chosen: Sequence[tuple[float, Job]]) -> list[float]:
+    """What placing each is worth, in rank order.
+
+    Per GPU the first of the window is worth twice the last, so that filling the cluster comes first and the order
+    decides between jobs that compete for the same GPUs. Any job of a higher priority class is worth more than all of
+    the lower classes together.
+    """
+    count = len(chosen)
+    values = [
+        max(1, job.spec.total_gpu_milli) / WHOLE_GPU * (2.0 - place / count) for place, (_, job) in enumerate(chosen)
+    ]
+    below = 0.0
+    for _, places in groupby(reversed(range(count)), key=lambda place: priority(state, chosen[place][1])):
+        block = list(places)
+        scale = max(1.0, (below + 1.0) / min(values[place] for place in block)) if below else 1.0
+        for place in block:
+            values[place] *= scale
+        below += math.fsum(values[place] for place in block)
+    return values
+
+
+def _candidate(job: Job, score: float, value: float, avoid_nodes: tuple[str, ...]) -> Candidate:
     spec = job.spec
     return Candidate(
         job_id=spec.job_id,
         attempt=job.attempt,
         chunks=spec.chunks(),
-        # Per GPU the first of the window is worth twice the last, so that filling the cluster comes first and the
-        # order decides between jobs that compete for the same GPUs.
-        value=max(1, spec.total_gpu_milli) / WHOLE_GPU * (2.0 - place / count),
+        value=value,
         score=score,
         gpu_milli=spec.gpu_milli,
         gpu_types=spec.gpu_types,
@@ -156,8 +169,10 @@ def _candidate(job: Job, score: float, place: int, count: int, avoid_nodes: tupl
 
 
 class _Chances:
-    """Whether a job could start if it were alone, asked once per kind of request. Exact: what could not start must not
-    be asked about, since it would keep lower classes out of the window."""
+    """Whether a job could start if it were alone, asked once per kind of request.
+
+    Exact, since what could not start would only take the place of another job in the window.
+    """
 
     def __init__(self, classes: Sequence[NodeClass]) -> None:
         self._classes = classes

@@ -18,6 +18,7 @@ from streamsched.core.node import Node, NodeRecord
 from streamsched.core.problem import Assignment, Solution, SolveStatus
 from streamsched.core.reservations import choose_nodes, lay_out
 from streamsched.core.tenants import TenantPolicy
+from streamsched.placement.solve import SolveLimits, solve
 
 # ── the bound ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -645,14 +646,23 @@ def test_no_number_of_lower_jobs_outweighs_a_higher_one(make_pool):
         pool.arrive(f"low{i}", 1, priority_class="low")
     pool.arrive("normal", 5)
     pool.arrive("high", 4, priority_class="high")
-    asked = []
-    for _ in range(2):
-        (ask,) = pool.window()
-        asked.append([c.job_id for c in ask.problem.candidates])
-        pool.send(ev.WindowSolved(solution=first_fit(ask.problem)))
-    assert asked[0] == ["high"]
-    assert asked[1] == [f"low{i}" for i in range(40)], "normal does not fit beside high"
-    assert pool.states("high", "normal", "low0", "low2", "low3") == ["placed", "queued", "placed", "placed", "queued"]
+    (ask,) = pool.window()
+    worth = {c.job_id: c.value for c in ask.problem.candidates}
+    lower = sum(value for job_id, value in worth.items() if job_id.startswith("low"))
+    assert worth["normal"] > lower
+    assert worth["high"] > worth["normal"] + lower
+    pool.send(ev.WindowSolved(solution=solve(ask.problem, SolveLimits(time_s=None))))
+    assert pool.states("high", "normal") == ["placed", "queued"], "normal does not fit beside high"
+    assert sum(pool.state.jobs[f"low{i}"].state == "placed" for i in range(40)) == 3
+
+
+def test_lower_jobs_take_what_higher_ones_leave_in_the_same_window(make_pool):
+    pool = make_pool()
+    pool.node("n0", 8, gpu_type="A")
+    pool.node("n1", 8, gpu_type="B")
+    pool.arrive("high", 8, gpu_types=("A",), priority_class="high")
+    pool.arrive("low", 8, priority_class="low")
+    assert set(placed(pool.solve())) == {"high", "low"}
 
 
 def test_a_higher_job_that_cannot_start_now_does_not_keep_lower_ones_out(make_pool):

@@ -101,7 +101,7 @@ def test_order_is_class_then_score_then_arrival(make_pool):
     assert ranked(pool) == ["urgent", "small", "small-later", "of-no-known-class", "big", "batch"]
     pool.command(ev.ReprioritiseRequested, "big", priority_class="urgent")
     assert ranked(pool)[:2] == ["big", "urgent"]
-    assert order(pool) == ["big", "urgent"]
+    assert order(pool) == ["big", "urgent", "small", "small-later", "of-no-known-class", "batch"]
 
 
 def test_ties_go_by_arrival_also_after_a_hold_a_requeue_and_a_crash(make_pool):
