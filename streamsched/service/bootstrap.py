@@ -110,7 +110,10 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     worker = Worker(scheduler, letters, solver)
     watching = _watch(settings, producer, scheduler, app)
     try:
-        await app.start()
+        try:
+            await app.start()
+        except KafkaError as error:
+            raise UserError(f"Kafka at {settings.kafka.bootstrap} went away at the start: {words(error)}") from None
         yield worker
     finally:
         await scheduler.drain()
