@@ -272,7 +272,7 @@ def test_the_broker_goes_away_and_comes_back(own: Service, seconds: float) -> No
 @pytest.mark.chaos
 def test_an_idle_worker_says_that_the_broker_is_away_and_goes_on(own: Service) -> None:
     worker = own.start()
-    asyncio.run(outage(own, 12.0))
+    asyncio.run(outage(own, 9.0))
     own.wait_for(lambda: worker.said("is back after"), "the end of the outage")
     own.send(own.names.nodes, m.Joined(pool="default", node_id="n", time=time.time(), gpu_type="A", gpus=8))
     own.send(own.names.arrivals, m.JobArrival(job_id="j", submitted_at=time.time(), gpus_per_worker=1))

@@ -1,0 +1,97 @@
+"""What the scheduler's side of the bus takes, and what it gives back unacknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamsched.bus.app import Input
+from streamsched.bus.topics import partition_of
+from streamsched.service.runner import GivenUp
+from streamsched.service.scheduler import Scheduler
+from streamsched.service.settings import Settings
+
+SETTINGS = Settings()
+HEARTBEAT = b'{"type": "heartbeat", "pool": "default", "node_id": "n", "time": 1}'
+
+
+class Runner:
+    """Takes what it is given, or is stopped before it has."""
+
+    def __init__(self, stopped: bool = False) -> None:
+        self.stopped = stopped
+        self.offsets: list[int] = []
+
+    async def submit(self, work: list[tuple[Input, Any]]) -> None:
+        if self.stopped:
+            raise GivenUp
+        self.offsets += [source.offset for source, _ in work]
+
+
+def heartbeats(*offsets: int, generation: int, partition: int | None = None) -> list[Input]:
+    at = partition_of("default", SETTINGS.partitions) if partition is None else partition
+    return [Input("nodes.events", at, offset, b"default", HEARTBEAT, (), generation) for offset in offsets]
+
+
+@pytest.fixture
+def letters() -> list[tuple[str, int]]:
+    return []
+
+
+@pytest.fixture
+def scheduler(letters: list[tuple[str, int]]) -> Scheduler:
+    async def keep(refused: Any, source: Input) -> None:
+        letters.append((refused.code, source.offset))
+
+    parts: Any = SimpleNamespace(settings=SETTINGS)
+    return Scheduler(parts, None, keep, pytest.fail)  # type: ignore[arg-type]
+
+
+def assigned(scheduler: Scheduler, runner: Runner, generation: int) -> None:
+    scheduler.runners["default"] = runner  # type: ignore[assignment]
+    scheduler._generation = generation
+    scheduler._assigned.set()
+
+
+def test_inputs_of_the_present_assignment_are_applied_and_acknowledged(scheduler: Scheduler) -> None:
+    runner = Runner()
+    assigned(scheduler, runner, generation=2)
+    assert asyncio.run(scheduler.schedule(heartbeats(3, 4, generation=2))) == {}
+    assert runner.offsets == [3, 4]
+
+
+def test_inputs_from_before_a_rebalance_are_not_applied_after_it(scheduler: Scheduler) -> None:
+    """Those before them were given back and will come again: taken first, these would make them look applied."""
+
+    async def work() -> dict[int, Any]:
+        stopped, fresh = Runner(stopped=True), Runner()
+        assigned(scheduler, stopped, generation=1)
+        given_back = dict(await scheduler.schedule(heartbeats(10, 11, generation=1)))
+        assert given_back == {0: None, 1: None}
+        scheduler._assigned.clear()
+        late = asyncio.ensure_future(scheduler.schedule(heartbeats(12, 13, generation=1)))
+        await asyncio.sleep(0)
+        assert not late.done()
+        assigned(scheduler, fresh, generation=2)
+        assert await late == {0: None, 1: None}
+        await scheduler.schedule(heartbeats(10, 11, 12, 13, generation=2))
+        assert fresh.offsets == [10, 11, 12, 13]
+        return given_back
+
+    asyncio.run(work())
+
+
+def test_what_is_refused_is_acknowledged_and_the_rest_goes_on(
+    scheduler: Scheduler, letters: list[tuple[str, int]]
+) -> None:
+    runner = Runner()
+    assigned(scheduler, runner, generation=1)
+    elsewhere = (partition_of("default", SETTINGS.partitions) + 1) % SETTINGS.partitions
+    bad = Input("nodes.events", 0, 8, None, b"{", (), 1)
+    inputs = [*heartbeats(7, generation=1), bad, *heartbeats(9, generation=1, partition=elsewhere)]
+    assert asyncio.run(scheduler.schedule(inputs)) == {}
+    assert runner.offsets == [7]
+    assert letters == [("malformed", 8), ("wrong-partition", 9)]
