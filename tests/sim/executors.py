@@ -32,6 +32,8 @@ class Fleet(SimulatedFleet):
         self._reports: list[m.Completion] = []
         self._nodes_of: dict[str, frozenset[str]] = {}
         self._catching_up = False
+        self._void: set[str] = set()
+        """Placements that waited for a silent node while another of theirs was fenced."""
 
     def handle(self, placement: m.Placement, now: float) -> None:
         decision = placement.decision
@@ -63,6 +65,8 @@ class Fleet(SimulatedFleet):
         """The node goes off with all that runs there; the rest of a gang hangs until it is told to stop."""
         self._reports = [r for r in self._reports if node_id not in self._nodes_of.get(r.placement_id, ())]
         self.down.add(node_id)
+        waiting = {order.decision.placement_id for order in self._orders}
+        self._void |= {name for name in waiting if node_id in self._nodes_of[name]}
         for run in list(self._runs.values()):
             if run.stage is not _Stage.ENDED and any(a.node_id == node_id for a in run.allocations):
                 self._cut(run, node_id)
@@ -89,7 +93,7 @@ class Fleet(SimulatedFleet):
 
     def _objection(self, place: Place) -> tuple[str, str] | None:
         for allocation in place.allocations:
-            if allocation.node_id in self.down:
+            if allocation.node_id in self.down or place.placement_id in self._void:
                 return allocation.node_id, "the node is down"
         other = self._live_by_job.get(place.job_id)
         if other is not None and (self._catching_up or self._is_cut_off(other)):

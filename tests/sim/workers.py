@@ -236,9 +236,10 @@ class Group:
         self._world.tell(f"{worker.name}: out of the group, {why}")
         self.members.remove(worker)
         self.due.set()
+        self._world.later(1.0, lambda: self.heard(worker))
 
     def heard(self, worker: Worker) -> None:
-        """A thawed worker learns that it was thrown out, gives up what it has and comes back."""
+        """A worker that lives learns that it was thrown out, gives up what it has and comes back."""
         if worker.process.dead or worker.process.frozen or worker in self.members:
             return
 
