@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 from msgspec import Struct
 
 from streamsched.bus import journal, snapshots
@@ -21,6 +20,7 @@ from streamsched.store.pool_store import PoolStore, Position, stored_values
 from .clock import Clock
 from .recovery import Fold, PoolTopics, known_jobs, take_over
 from .settings import Settings
+from .summary import pool_summary
 
 
 class Until(Struct, frozen=True):
@@ -105,7 +105,7 @@ async def rebuild(settings: Settings, pool: str) -> Fold:
         writer = journal.JournalWriter(producer, settings.names.journal)
         taken = await take_over(topics, store, writer, Clock(), 0, trust_redis=False)
         everything = taken.state.everything()
-        await store.reset(taken.state.epoch, taken.position, everything, msgspec.json.encode({}))
+        await store.reset(taken.state.epoch, taken.position, everything, pool_summary(taken.state, Clock()()))
         jobs = await known_jobs(topics, settings.names.pool_jobs, taken.state, taken.position)
         await JobIndex(redis, settings.pools, settings.key_prefix).restore(pool, jobs, taken.state.epoch)
         return Fold(taken.state, taken.position)

@@ -111,15 +111,25 @@ class Router:
             return pools[0]
         now = asyncio.get_running_loop().time()
         if now - self._summaries_at > _SUMMARIES_FOR_S:
-            prefix = self._settings.key_prefix
-            values = await self._from_redis(lambda: pool_store.summaries(self._redis, prefix, pools))
-            self._summaries = {p: _summary(v) if v else PoolSummary() for p, v in zip(pools, values, strict=True)}
+            self._summaries = await self._look_at_pools()
             self._summaries_at = now
         pool = choose(spec, self._summaries)
         # Until the next look the choice itself is load, or a burst would go to one pool.
         summary = self._summaries[pool]
         self._summaries[pool] = msgspec.structs.replace(summary, queued=summary.queued + spec.total_gpus)
         return pool
+
+    async def _look_at_pools(self) -> dict[str, PoolSummary]:
+        """After a loss arrivals wait until all pools are recovered: the first one back would get all of them."""
+        pools, prefix = self._settings.pools, self._settings.key_prefix
+        for pause in pauses():
+            whole = await self._from_redis(self._index.whole)
+            values = await self._from_redis(lambda: pool_store.summaries(self._redis, prefix, pools))
+            if whole or None not in values:
+                return {p: _summary(v) if v else PoolSummary() for p, v in zip(pools, values, strict=True)}
+            log.info("pools are being recovered, arrivals wait")
+            await asyncio.sleep(pause)
+        raise AssertionError("unreachable")
 
     async def _route_commands(self, commands: list[tuple[int, Input, Command]]) -> dict[int, Awaitable[None] | None]:
         job_ids = [command.job_id for _, _, command in commands]

@@ -49,6 +49,7 @@ from .recovery import Fenced, PoolTopics, known_jobs, take_over
 from .retry import pauses, words
 from .settings import Settings
 from .snapshotter import Snapshotter
+from .summary import pool_summary
 
 log = logging.getLogger(__name__)
 
@@ -513,24 +514,7 @@ class PoolRunner:
             log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
 
     def _summary(self) -> bytes:
-        """What the router and `status` want to know without reading the whole state."""
-        free: Counter[str] = Counter()
-        total: Counter[str] = Counter()
-        for (gpu_type, gpus, _, _), nodes in self.state.inventory.capabilities.items():
-            total[gpu_type] += gpus * nodes
-        for node_class in self.state.inventory.classes():
-            free[node_class.gpu_type] += node_class.free_gpus * len(node_class.node_ids)
-        return msgspec.json.encode(
-            {
-                "time": self._parts.clock(),
-                "queued": self.state.waiting(),
-                "runs": len(self.state.runs),
-                "nodes": len(self.state.inventory.nodes),
-                "gpus": dict(total),
-                "free_gpus": dict(free),
-                "policy": self._settings.scheduler.policy,
-            }
-        )
+        return pool_summary(self.state, self._parts.clock())
 
     # ── recovery ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
