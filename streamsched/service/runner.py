@@ -33,7 +33,7 @@ from redis.exceptions import RedisError
 from streamsched.bus import codec, journal
 from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
-from streamsched.bus.messages import Heartbeat, JournalRecord, Placement, PoolJob
+from streamsched.bus.messages import Heartbeat, Joined, JournalRecord, Placement, PoolJob
 from streamsched.bus.producer import Producer
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
@@ -267,6 +267,8 @@ class PoolRunner:
                 continue
             if isinstance(message, Heartbeat) and self._note_heartbeat(message):
                 continue
+            if isinstance(message, Joined):
+                self._heard[message.node_id] = self._parts.clock()
             works.append(_Work(_event(message, source), source, len(source.value or b"")))
         return works
 
@@ -302,6 +304,8 @@ class PoolRunner:
 
     def _silent_nodes(self, now: float) -> list[str]:
         limit = now - self._settings.node_silent_s
+        if len(self._heard) > 2 * len(self.state.inventory.nodes) + 100:  # most of them are forgotten by now
+            self._heard = {node_id: at for node_id, at in self._heard.items() if node_id in self.state.inventory.nodes}
         silent = []
         for node in self.state.inventory:
             heard = self._heard.setdefault(node.node_id, now)
