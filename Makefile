@@ -10,7 +10,7 @@ BIN := .venv/bin
 TESTS := STREAMSCHED_TEST_STACK=$(STACK) $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow chaos soak lint format bench constraints services clean
+.PHONY: help demo test test-slow chaos soak sim-forever lint format bench constraints services clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,6 +29,9 @@ chaos: .venv/.dev services  ## Kill workers, broker and Redis for a long time, c
 
 soak: .venv/.dev services  ## A million jobs through one worker (hours): does memory stay flat? (SOAK_JOBS=100000)
 	@STREAMSCHED_SOAK_JOBS=$(or $(SOAK_JOBS),1000000) $(BIN)/python -m benchmarks soak
+
+sim-forever: .venv/.dev  ## Simulate faults with fresh seeds until one breaks a promise (ARGS="--seed N" for one)
+	@$(BIN)/python -m tests.sim.faults $(or $(ARGS),--forever)
 
 lint: .venv/.dev  ## Style, types and the import contracts
 	@$(BIN)/ruff check .

@@ -24,7 +24,7 @@ from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.instructions import Place, Preempt, Revoke
-from streamsched.core.model import TERMINAL
+from streamsched.core.model import TERMINAL, RunState
 from streamsched.service.recovery import Fold
 from streamsched.store.pool_store import PoolStore, Position, stored_values
 
@@ -119,13 +119,22 @@ class PoolChecks:
     # ── the journal as a whole ───────────────────────────────────────────────────────────────────────────────────────
 
     def history_is_sound(self) -> list[str]:
-        """Terminal stays terminal; nothing from outside is folded more often than it was written."""
+        """Terminal stays terminal; nothing from outside is folded more often than it was written; decisions are told.
+
+        A decision may stay untold only when it does not matter any more to whoever takes the pool over next.
+        """
         fold, wrong = self._new_fold(), []
+        untold: dict[tuple[type, str], Place | Preempt | Revoke] = {}
+        told = self._told()
         ended: dict[str, Any] = {}
         folded: Counter[bytes] = Counter()
         for entry in self._entries():
             if not fold.add(entry):
                 continue
+            if journal.mark_of(entry.record) is not None:
+                wrong += [f"{name} was never told" for name in _still_matter(untold, fold.state)]
+                untold.clear()
+            untold |= {k: d for d in entry.record.decisions if (k := (type(d), d.placement_id)) not in told}
             for event in entry.record.events:
                 if not isinstance(event, _OWN):
                     folded[msgspec.json.encode(event)] += 1
@@ -135,6 +144,7 @@ class PoolChecks:
                     wrong.append(f"job {job_id} was {ended[job_id]} and then {job.state if job else 'forgotten'}")
                 if job is not None and job.state in TERMINAL:
                     ended[job_id] = job.state
+        wrong += [f"{_name(decision)} was never told" for decision in untold.values()]
         written = self._written()
         wrong += [
             f"{self.pool}: folded {count} times, written {written[event]} times: {event.decode()}"
@@ -142,6 +152,11 @@ class PoolChecks:
             if count > written[event]
         ]
         return wrong
+
+    def _told(self) -> set[tuple[type, str]]:
+        log = self._sim.world.kafka.logs[self._sim.names.placements, self._partition]
+        decisions = (codec.decode_placement(record.value).decision for record in log)
+        return {(type(decision), decision.placement_id) for decision in decisions}
 
     def _written(self) -> Counter[bytes]:
         """Inputs of the pool as the events that they mean."""
@@ -163,6 +178,13 @@ class PoolChecks:
         worker = self._sim.group.owners.get(self._partition)
         runner = worker.scheduler.runners.get(self.pool) if worker is not None else None
         return runner.state if runner is not None else None
+
+
+def _still_matter(untold: dict[tuple[type, str], Any], state: ClusterState) -> Iterable[str]:
+    for decision in untold.values():
+        run = state.runs.get(decision.placement_id)
+        if run is not None and (run.state is RunState.PLACED or not isinstance(decision, Place)):
+            yield _name(decision)
 
 
 def _event(topic: str, names: Any, message: Any) -> ev.CoreEvent:

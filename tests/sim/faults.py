@@ -22,7 +22,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -73,8 +73,14 @@ class Plan:
     kafka_trouble_s: float = 0.0
     moves_s: float = 0.0
     blows_s: float = 0.0
+    commands: bool = True
+    """Else there are only arrivals, each once."""
     own_pool: bool = False
     """Every job names its pool."""
+    script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
+    """Runs beside the first phase, which ends no sooner than it does."""
+    heals: bool = True
+    """Else the run ends with the first phase."""
 
 
 _LABELS = (
@@ -200,6 +206,7 @@ class Simulation:
 
     def __init__(self, seed: int, plan: Plan, loop: VirtualLoop, say: Any = None) -> None:
         self.plan = plan
+        self.healed_at = 0.0
         self.names = TopicNames()
         self.world = World(seed, loop, plan.partitions, plan.faults, say)
         self.settings = Settings(
@@ -217,7 +224,7 @@ class Simulation:
         )
         self.group = self.world.group = Group(self.world, self.settings, plan.workers)
         self.work = workload.draw(
-            plan.rng, plan.jobs, plan.faults_s * 0.8, plan.pools, self.names, plan.burst, plan.own_pool
+            plan.rng, plan.jobs, plan.faults_s * 0.8, plan.pools, self.names, plan.burst, plan.own_pool, plan.commands
         )
         self.executors = [
             Executors(self.world, self.names, Fleet(pool, plan.groups, plan.fleet), partition_of(pool, plan.partitions))
@@ -230,10 +237,15 @@ class Simulation:
     async def run(self) -> None:
         """Returns when all is quiet and checked, or at the first failure (`world.failure`)."""
         self._begin()
+        script = self.world.spawn(self.plan.script(self)) if self.plan.script is not None else None
         troubles = self._troubles()
         await self._watch_for(self.plan.faults_s)
+        while script is not None and not script.done() and self.world.failure is None:
+            await self._watch_for(0.5)
         for task in troubles:
             task.cancel()
+        if not self.plan.heals:
+            return
         self._heal()
         if not await self._watch_until_quiet():
             self.world.fail(f"not finished {HEAL_S_MAX:.0f} s after the faults had stopped: {self._unfinished()}")
@@ -348,6 +360,7 @@ class Simulation:
         """No more faults; what is cut off, frozen or held comes back."""
         world = self.world
         world.tell("healed: no more faults")
+        self.healed_at = world.loop.time()
         world.faults.on = False
         world.redis.away_until = world.kafka.away_until = 0.0
         for worker in list(world.workers.values()):
@@ -369,7 +382,7 @@ class Simulation:
 
     def _unfinished(self) -> str:
         """Empty when every pool has an owner, all input is in, and nothing waits or runs that could not for ever."""
-        if self.world.loop.time() < self.plan.faults_s + 14.0:
+        if self.world.loop.time() < self.healed_at + 14.0:
             return "held jobs are not released yet"
         known: set[str] = set()
         for checks in self.checks:
@@ -438,27 +451,23 @@ def quiet(loud: bool = False) -> Iterator[None]:
         logging.disable(before)
 
 
-def run_plan(seed: int, plan: Plan, say: Any = None, script: Any = None) -> tuple[Result, Simulation]:
-    """`script(sim)`: a coroutine that runs beside the simulation."""
+def run_plan(seed: int, plan: Plan, say: Any = None) -> tuple[Result, Simulation]:
     made: list[Simulation] = []
 
     async def main(loop: VirtualLoop) -> None:
-        sim = Simulation(seed, plan, loop, say)
-        made.append(sim)
-        with (
-            mock.patch.object(journal, "read_partition", sim.world.kafka.read_partition),
-            mock.patch.object(journal, "first_offset", sim.world.kafka.first_offset),
-        ):
-            if script is not None:
-                sim.world.spawn(script(sim))
-            await sim.run()
+        made.append(Simulation(seed, plan, loop, say))
+        await made[0].run()
 
     def unhandled(what: dict[str, Any]) -> None:
         error = what.get("exception")
         if made and isinstance(error, AssertionError | TypeError | AttributeError | KeyError):
             made[0].world.fail(f"unhandled: {type(error).__name__}: {error}")
 
-    with quiet(loud=say is not None):
+    with (
+        quiet(loud=say is not None),
+        mock.patch.object(journal, "read_partition", lambda *a, **k: made[0].world.kafka.read_partition(*a, **k)),
+        mock.patch.object(journal, "first_offset", lambda *a, **k: made[0].world.kafka.first_offset(*a, **k)),
+    ):
         try:
             run_loop(main, unhandled)
         except (Stuck, Violation, AssertionError) as error:

@@ -47,7 +47,14 @@ def submit(world: World, topic: str, key: bytes, value: bytes) -> None:
 
 
 def draw(
-    rng: Random, jobs: int, for_s: float, pools: tuple[str, ...], names: TopicNames, burst: float, own_pool: bool
+    rng: Random,
+    jobs: int,
+    for_s: float,
+    pools: tuple[str, ...],
+    names: TopicNames,
+    burst: float,
+    own_pool: bool,
+    commands: bool,
 ) -> Workload:
     """`burst`: share of jobs that arrive at one moment. `own_pool`: each names its pool; else half of them do."""
     work = Workload()
@@ -56,6 +63,8 @@ def draw(
         job = _job(rng, f"j{number}", at, rng.choice(pools) if own_pool or rng.random() < 0.5 else None)
         work.jobs[job.job_id] = job
         work.add(at, names.arrivals, job)
+        if not commands:
+            continue
         if rng.random() < 0.1:
             work.add(at + rng.uniform(0.0, 5.0), names.arrivals, msgspec.structs.replace(job, submitted_at=BEGIN_S + 9))
         if rng.random() < 0.05:

@@ -12,7 +12,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +55,22 @@ class Faults:
     no_solve: float = 0.0
     broken_solve: float = 0.0
     clock_skew_s: float = 0.0
+    freeze_s: float | None = None
+    """How long a freeze takes; None: drawn around the length of the session."""
+    exact: dict[tuple[str, int], str] = field(default_factory=dict)
+    """(label, n) -> `kill` or `freeze` at its n-th effect, or what the n-th produce to the topic `label` comes to."""
+    _seen: Counter[str] = field(default_factory=Counter)
+
+    def _exactly(self, label: str) -> str:
+        self._seen[label] += 1
+        return self.exact.get((label, self._seen[label]), "")
 
     def latency_s(self) -> float:
         return self.rng.uniform(0.0005, self.latency_max_s)
 
     def fate_of_produce(self, topic: str) -> str:
+        if fate := self._exactly(topic):
+            return fate
         if not self.on or self.rng.random() >= self.produce:
             return "ok"
         return self.rng.choice(("answer lost", "not written", "late"))
@@ -71,6 +82,8 @@ class Faults:
 
     def blow(self, label: str) -> str:
         """What hits a worker here: nothing, or a way to go."""
+        if how := self._exactly(label):
+            return how
         if not self.on or self.kills_left <= 0:
             return ""
         kill, freeze = self.kill, self.freeze
@@ -165,6 +178,8 @@ class World:
 
     def _how_long_s(self) -> float:
         """Shorter than the session, about as long, or much longer."""
+        if self.faults.freeze_s is not None:
+            return self.faults.freeze_s
         return self.faults.session_s * self.rng.choice((0.2, 0.7, 1.1, 1.5, 3.0)) * self.rng.uniform(0.8, 1.2)
 
     def kill(self, name: str, why: str) -> None:
