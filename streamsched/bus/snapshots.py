@@ -8,11 +8,13 @@ whole snapshot that is furthest in the journal.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, TypeVar
 
+import msgspec
 from aiokafka import AIOKafkaProducer
 from msgspec import Struct
 
@@ -27,6 +29,16 @@ T = TypeVar("T")
 _PART_VALUES: Final = 2000
 _PART_BYTES: Final = 2 * 1024 * 1024
 _SLOTS: Final = 2
+
+
+class _Place(Struct):
+    """Which part of which slot a message is."""
+
+    slot: int
+    part: int
+
+
+_decode_place = msgspec.json.Decoder(_Place).decode
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -101,11 +113,18 @@ def _weight(value: Any) -> int:
 
 async def read_latest(connection: KafkaConnection, topic: str, partition: int, pool: str) -> Snapshot | None:
     """The whole snapshot that is furthest in the journal, None when there is none."""
-    parts: dict[tuple[str, int], dict[int, SnapshotPart]] = defaultdict(dict)
+    latest: dict[tuple[int, int], bytes] = {}
     prefix = f"{pool}#".encode()
     async for _, _, value in journal.read_partition(connection, topic, partition, prefix, 0, prefix=True):
-        part = codec.decode_snapshot(value)
-        parts[part.snapshot_id, part.slot][part.part] = part
+        # Only what compaction would leave is kept: what is not compacted yet can be many times the state.
+        with contextlib.suppress(msgspec.MsgspecError):
+            place = _decode_place(value)
+            latest[place.slot, place.part] = value
+    parts: dict[tuple[str, int], dict[int, SnapshotPart]] = defaultdict(dict)
+    for value in latest.values():
+        with contextlib.suppress(codec.Refused):
+            part = codec.decode_snapshot(value)
+            parts[part.snapshot_id, part.slot][part.part] = part
     whole = [found for found in parts.values() if len(found) == next(iter(found.values())).parts]
     if not whole:
         return None
@@ -130,8 +149,3 @@ def _join(parts: dict[int, SnapshotPart]) -> Snapshot:
         next_offsets=first.next_offsets,
         slot=first.slot,
     )
-
-
-def next_slot(latest: Snapshot | None) -> int:
-    """The slot that the next snapshot may overwrite."""
-    return (latest.slot + 1) % _SLOTS if latest is not None else 0

@@ -199,7 +199,8 @@ SNAPSHOTS: Final = TopicDeclaration(
         "cleanup.policy": "compact",
         "max.message.bytes": str(8 * MiB),
         "message.timestamp.type": "LogAppendTime",
-        "segment.ms": str(_DAY_MS),
+        "segment.bytes": str(64 * MiB),
+        "segment.ms": str(_HOUR_MS),
     },
 )
 DEAD_LETTERS: Final = TopicDeclaration(

@@ -55,8 +55,6 @@ class Taken(Struct, frozen=True):
 
     state: ClusterState
     position: Position
-    snapshot: snapshots.Snapshot | None
-    """The latest one, as far as it had to be looked for."""
 
 
 class Fold:
@@ -75,7 +73,13 @@ class Fold:
         if snapshot is not None:
             state = ClusterState(pool, config)
             state.load(snapshot.state)
-            position = Position(seq=snapshot.seq, journal=snapshot.journal, next_offsets=dict(snapshot.next_offsets))
+            position = Position(
+                seq=snapshot.seq,
+                journal=snapshot.journal,
+                next_offsets=dict(snapshot.next_offsets),
+                snapshot_seq=snapshot.seq,
+                snapshot_slot=snapshot.slot,
+            )
             fold = cls(state, position)
         return fold
 
@@ -118,24 +122,29 @@ async def take_over(
 ) -> Taken:
     """Raises KafkaError or RedisError when one does not answer, Fenced when another worker was faster."""
     stored = await store.load() if trust_redis else Stored(epoch=await store.epoch(), position=Position(), state=None)
-    snapshot = await snapshots.read_latest(pool.kafka, pool.snapshots, pool.partition, pool.pool)
-    if stored.state is not None:
-        state = ClusterState(pool.pool, pool.config)
-        state.load(stored.state)
-        fold = Fold(state, stored.position)
-    else:
-        fold = Fold.from_snapshot(pool.pool, pool.config, snapshot)
+    fold = await _begin(pool, stored)
     await _read_on(pool, fold)
     epoch = await store.acquire(max(stored.epoch, fold.validity.epoch, known_epoch))
     mark = await writer.append(_mark(pool, epoch, clock()), pool.partition)
     if mark < fold.position.journal:
         log.warning("pool %s: Redis holds the state of another journal; it is replaced by this one's", pool.pool)
-        fold = Fold.from_snapshot(pool.pool, pool.config, snapshot)
+        fold = await _begin(pool, Stored(epoch=0, position=Position(), state=None))
     if await _read_on(pool, fold, mark + 1) != mark:
         raise Fenced(f"another worker has taken over pool {pool.pool} (epoch {fold.state.epoch}, ours {epoch})")
     fold.state.take_changes()
     outbox = await _not_on_topic(pool, fold)
-    return Taken(fold.state, msgspec.structs.replace(fold.position, outbox=tuple(outbox)), snapshot)
+    return Taken(fold.state, msgspec.structs.replace(fold.position, outbox=tuple(outbox)))
+
+
+async def _begin(pool: PoolTopics, stored: Stored) -> Fold:
+    """Where to read on from: Redis, unless it has nothing or the journal does not reach back to it; else a snapshot."""
+    first = await journal.first_offset(pool.kafka, pool.journal, pool.partition)
+    if stored.state is not None and stored.position.journal >= first:
+        state = ClusterState(pool.pool, pool.config)
+        state.load(stored.state)
+        return Fold(state, stored.position)
+    snapshot = await snapshots.read_latest(pool.kafka, pool.snapshots, pool.partition, pool.pool)
+    return Fold.from_snapshot(pool.pool, pool.config, snapshot)
 
 
 async def known_jobs(pool: PoolTopics, pool_jobs: str, state: ClusterState, position: Position) -> list[str]:
@@ -164,7 +173,9 @@ def _mark(pool: PoolTopics, epoch: int, now: float) -> JournalRecord:
 async def _read_on(pool: PoolTopics, fold: Fold, stop: int | None = None) -> int | None:
     """Fold what comes up to `stop`; the offset of the last mark that counts (of two with one epoch only the first)."""
     last = None
-    async for entry in journal.read(pool.kafka, pool.journal, pool.partition, pool.pool, fold.position.journal, stop):
+    async for entry in journal.read(
+        pool.kafka, pool.journal, pool.partition, pool.pool, fold.position.journal, stop, whole=True
+    ):
         if fold.add(entry) and journal.mark_of(entry.record) is not None:
             last = entry.offset
     return last
@@ -179,7 +190,10 @@ async def _not_on_topic(pool: PoolTopics, fold: Fold) -> list[Placement]:
     async for _, _, value in journal.read_partition(
         pool.kafka, pool.placements, pool.partition, pool.pool.encode(), fold.position.placements
     ):
-        decision = codec.decode_placement(value).decision
+        try:
+            decision = codec.decode_placement(value).decision
+        except codec.Refused:
+            continue  # not ours, whoever wrote it
         there.add((type(decision), decision.placement_id))
     return [p for p in still if (type(p.decision), p.decision.placement_id) not in there]
 

@@ -54,6 +54,7 @@ from .summary import pool_summary
 log = logging.getLogger(__name__)
 
 _RECORD_EVENTS = 1000
+_DEAF_S = 10.0
 _CHECK_EVERY_S = 2.0
 _RECORD_BYTES = 2 * 1024 * 1024
 """About the bytes of a journal record at most, so that it stays well below the topic's limit."""
@@ -154,6 +155,8 @@ class PoolRunner:
         self._worth_a_window = True
         self._last_window = 0.0
         self._last_timer = 0.0
+        self._listened_at = parts.clock()
+        """When silence was last judged: a long gap means that this process was held up, not the nodes."""
         self._last_ranking = 0.0
         self._told: list[tuple[str, str, str]] = []
         """What the last ranking on the topic says: jobs, their states and reasons."""
@@ -303,14 +306,23 @@ class PoolRunner:
         return works
 
     def _silent_nodes(self, now: float) -> list[str]:
+        """Nodes that have said nothing for too long, while others were heard: else it is we who hear nothing."""
+        nodes = self.state.inventory.nodes
+        deaf = self._parts.producer.outage.active or now - self._listened_at > _DEAF_S
+        self._listened_at = now
+        if deaf:
+            self._heard = dict.fromkeys(nodes, now)
+            return []
+        if len(self._heard) > 2 * len(nodes) + 100:  # most of them are forgotten by now
+            self._heard = {node_id: at for node_id, at in self._heard.items() if node_id in nodes}
         limit = now - self._settings.node_silent_s
-        if len(self._heard) > 2 * len(self.state.inventory.nodes) + 100:  # most of them are forgotten by now
-            self._heard = {node_id: at for node_id, at in self._heard.items() if node_id in self.state.inventory.nodes}
         silent = []
         for node in self.state.inventory:
             heard = self._heard.setdefault(node.node_id, now)
             if heard < limit and not node.record.lost:
                 silent.append(node.node_id)
+        if len(nodes) > 1 and len(silent) == sum(1 for node in self.state.inventory if not node.record.lost):
+            return []
         return sorted(silent)
 
     # ── a commit ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -375,6 +387,8 @@ class PoolRunner:
             journal=offset + 1,
             outbox=tuple(self._placements(record)),
             placements=self._placements_end,
+            snapshot_seq=self._snapshots.latest_seq,
+            snapshot_slot=self._snapshots.latest_slot,
         )
         await self._store_commit(before.seq, changes)
         await self._publish(self._position.outbox)
@@ -539,7 +553,7 @@ class PoolRunner:
         taken = await take_over(self._pool, self._store, self._journal, self._parts.clock, self._known_epoch)
         self.state, self._position = taken.state, taken.position
         self._known_epoch = taken.state.epoch
-        self._snapshots.begin(taken.snapshot)
+        self._snapshots.begin(taken.position)
         self._judge(
             await self._store.reset(taken.state.epoch, taken.position, taken.state.everything(), self._summary())
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -18,6 +19,9 @@ from streamsched.core.cluster import ClusterState
 from streamsched.store.pool_store import Position
 
 from .retry import words
+
+_AT_LEAST_EVERY_S = 24 * 3600.0
+"""A pool with few events gets a snapshot a day while it has any: the journal is kept for 90 days only."""
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +37,30 @@ class Snapshotter:
         self._every = every
         self._slot = 0
         self._last = 0
+        self._last_at = time.monotonic()
+        self.latest_seq = 0
+        """Journal record of the latest whole snapshot."""
         self._task: asyncio.Task[None] | None = None
         self.written = 0
 
-    def begin(self, latest: snapshots.Snapshot | None) -> None:
+    def begin(self, position: Position) -> None:
         """After a recovery: which snapshot is there, and so which slot is free."""
-        self._slot = snapshots.next_slot(latest)
-        self._last = latest.seq if latest is not None else 0
+        self._slot = 1 - position.snapshot_slot
+        self._last = self.latest_seq = position.snapshot_seq
+        self._last_at = time.monotonic()
+
+    @property
+    def latest_slot(self) -> int:
+        """Of the latest whole snapshot."""
+        return 1 - self._slot
 
     def after_commit(self, state: ClusterState, position: Position) -> None:
         """Called when a record and its effects are safe."""
-        if position.seq - self._last < self._every or (self._task is not None and not self._task.done()):
+        due = position.seq - self._last >= self._every or time.monotonic() - self._last_at >= _AT_LEAST_EVERY_S
+        if not due or (self._task is not None and not self._task.done()):
             return
         self._last = position.seq
+        self._last_at = time.monotonic()
         snapshot = snapshots.Snapshot(
             state=state.everything(),
             epoch=state.epoch,
@@ -64,6 +79,7 @@ class Snapshotter:
             return
         # Only a whole one frees the other slot.
         self._slot = 1 - self._slot
+        self.latest_seq = snapshot.seq
         self.written += 1
         log.info("pool %s: snapshot at record %d", self._pool, snapshot.seq)
 

@@ -46,6 +46,10 @@ class Position(Struct, frozen=True, kw_only=True):
     """Journal offset to read on from."""
     placements: int = 0
     """Offset of the placements partition from which on decisions of the outbox can be."""
+    snapshot_seq: int = 0
+    """Journal record of the latest snapshot."""
+    snapshot_slot: int = 1
+    """Its slot; the next goes to the other."""
     next_offsets: dict[str, int] = {}
     """Input "topic:partition" -> next offset to apply."""
     outbox: tuple[Placement, ...] = ()
