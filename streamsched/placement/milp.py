@@ -8,12 +8,12 @@ Indices: j candidates, k kinds of workers, c cells of nodes, p patterns of a cel
 
     max  sum_j value_j place_j  -  w * (sum_c free_c sum_p nodes[c,p]  -  sum_kc gpus_k workers[k,c])
 
-    gang          sum_c workers[k,c]  =  sum_j count_jk place_j                      for each k supply        sum_{k
-    in slot s} workers[k,c]  <=  sum_p n_ps nodes[c,p]          for each c, s node_count    sum_p nodes[c,p]  <=
-    number of nodes of c                         for each c capacity      sum_k need_kr workers[k,c]  <=  limit_r
-    nodes[c,0]                 for each single-node c, resource r equals        place_j >= place_j'      for
-    candidates with equal needs, j the more valuable one in_order      nodes[c,0] >= nodes[c+1,0]          for
-    neighbouring single nodes of one group
+    gang          sum_c workers[k,c] = sum_j count_jk place_j                    for each k
+    supply        sum_{k in slot s} workers[k,c] <= sum_p n_ps nodes[c,p]        for each c, s
+    node_count    sum_p nodes[c,p] <= number of nodes of c                       for each c
+    capacity      sum_k need_kr workers[k,c] <= limit_r nodes[c,0]               for each single-node c, resource r
+    equals        place_j >= place_j'                                            j, j' with equal needs, j worth more
+    in_order      nodes[c,0] >= nodes[c+1,0]                                     neighbouring single nodes of a group
 
 Exactness. Patterns are the *maximal* fillings of a node, slots may stay empty (supply is an inequality). Any
 feasible filling of the nodes is below some choice of maximal patterns, node by node; and any workers below the
