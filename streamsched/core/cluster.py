@@ -370,7 +370,7 @@ class ClusterState:
             self._absorb("no-change", f"node {event.node_id} is lost already")
         for placement_id in sorted(node.run_ids):
             run = self.runs[placement_id]
-            if event.fenced and (event.time is None or run.placed_at <= event.time - _CLOCKS_APART_S):
+            if event.fenced and _was_there(run, event.time):
                 self._lose_members(run, event.node_id)
             elif event.fenced:
                 self._doubt(run, event.node_id)
@@ -394,7 +394,7 @@ class ClusterState:
         self._shrink_run(self.runs[run.placement_id], left)
 
     def _doubt(self, run: Run, node_id: str) -> None:
-        """Placed about when its node was fenced, or after (old news): an executor may have started it since.
+        """Not known to have been there when its node was fenced: an executor may have started it since.
 
         So it is told to stop and holds its GPUs until it is known to have ended; its job waits for that no longer than
         for a silent node.
@@ -932,6 +932,14 @@ class ClusterState:
     def verify(self) -> None:
         """Check every invariant of the whole state; raises BrokenInvariant with the story of the job concerned."""
         invariants.verify(self)
+
+
+def _was_there(run: Run, fenced_at: float | None) -> bool:
+    """Whether the run had been started when its node was fenced, so that it is over for certain.
+
+    The news may be old: the run was placed since. And a placement may be old: told only after a takeover.
+    """
+    return fenced_at is None or (run.started_at is not None and run.started_at <= fenced_at - _CLOCKS_APART_S)
 
 
 def _by_arrival(job: Job) -> int:

@@ -285,14 +285,14 @@ def test_a_fenced_node_gives_its_runs_up_at_once(make_pool):
 
 @pytest.mark.parametrize(("before_s", "over"), [(10.0, False), (0.0, False), (-4.0, False), (-6.0, True)])
 def test_old_news_of_a_fence_stops_what_was_placed_since(make_pool, before_s, over):
-    """The node was fenced so many seconds before the run was placed on it: it may well run there, so it is awaited."""
+    """The node was fenced so many seconds before the run started on it: it may well run there, so it is awaited."""
     pool = make_pool()
     pool.nodes(1)
     pool.arrive("a", 8)
     pool.running("a")
-    placed_at = pool.state.runs["a:0:1"].placed_at
+    started_at = pool.state.runs["a:0:1"].started_at
     pool.now += 20.0
-    out = pool.send(ev.NodeLost(node_id="n0", fenced=True, time=placed_at - before_s))
+    out = pool.send(ev.NodeLost(node_id="n0", fenced=True, time=started_at - before_s))
     pool.node("n0")
     if over:
         assert (out, pool.states("a"), pool.free()) == ([], ["queued"], {"n0": 8})
@@ -301,6 +301,18 @@ def test_old_news_of_a_fence_stops_what_was_placed_since(make_pool, before_s, ov
     assert (pool.states("a"), pool.free()) == (["stopping"], {"n0": 0})
     pool.report(ev.RunReleased, "a")
     assert (pool.states("a"), pool.free()) == (["queued"], {"n0": 8})
+
+
+def test_a_run_that_had_not_started_is_awaited_after_a_fence(make_pool):
+    """Its placement may be told only now, by a successor, when the node is back."""
+    pool = make_pool()
+    pool.nodes(1)
+    pool.arrive("a", 8)
+    pool.solve()
+    pool.now += 20.0
+    assert stops(pool.send(ev.NodeLost(node_id="n0", fenced=True, time=pool.now))) == [("revoke", "a:0:1")]
+    pool.node("n0")
+    assert pool.free() == {"n0": 0}
 
 
 def test_a_fence_after_a_loss_frees_what_was_given_up(make_pool):
