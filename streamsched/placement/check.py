@@ -1,12 +1,15 @@
 """Is this solution allowed? Knows the problem and the solution, and nothing of how solutions are made.
 
-It shares no code with greedy or the model on purpose, and prefers being obvious to being fast.
+Assignments are carried out in their order, each worker on the device that the core picks (for a share the fullest
+device with room, else an idle one). So they are replayed here in that order by that rule: one pass, no search.
+It shares no code with greedy, the model or the core on purpose.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from functools import cache
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from itertools import groupby
 
 from streamsched.core.problem import Assignment, Candidate, NodeClass, Problem, Solution
 
@@ -15,31 +18,37 @@ _DEVICE = 1000
 
 def check(problem: Problem, solution: Solution) -> list[str]:
     """Violations in words; empty when the solution can be carried out as it stands."""
-    candidates = {c.job_id: c for c in problem.candidates}
-    nodes = {node_id: c for c in problem.classes for node_id in c.node_ids}
     violations = []
     if solution.window != problem.window:
         violations.append(f"solution of window {solution.window} for window {problem.window}")
-    violations += _jobs_twice(solution)
-    loads: dict[str, list[tuple[Candidate, int]]] = defaultdict(list)
-    for assignment in solution.assignments:
+    _, found = sift(problem, solution.assignments)
+    violations += found
+    for job_id in dict.fromkeys(a.job_id for a in solution.assignments):
+        if job_id in solution.unplaced:
+            violations.append(f"job {job_id} is both placed and explained as unplaced")
+    return violations
+
+
+def sift(problem: Problem, assignments: Iterable[Assignment]) -> tuple[tuple[Assignment, ...], list[str]]:
+    """The assignments that can be carried out in this order, and what is wrong with each of the others."""
+    candidates = {c.job_id: c for c in problem.candidates}
+    classes = {node_id: c for c in problem.classes for node_id in c.node_ids}
+    nodes: dict[str, _Node] = {}
+    kept: dict[str, Assignment] = {}
+    violations: list[str] = []
+    for assignment in assignments:
         candidate = candidates.get(assignment.job_id)
         if candidate is None:
             violations.append(f"job {assignment.job_id} is not a candidate")
             continue
-        violations += _gang(candidate, assignment) + _nodes(candidate, assignment, nodes)
-        for node_id, gpus in assignment.workers:
-            loads[node_id].append((candidate, gpus))
-    for node_id in sorted(loads.keys() & nodes.keys()):
-        violations += _capacity(node_id, nodes[node_id], loads[node_id])
-    return violations
-
-
-def _jobs_twice(solution: Solution) -> list[str]:
-    times = Counter(a.job_id for a in solution.assignments)
-    twice = [f"job {job_id} is placed {n} times" for job_id, n in times.items() if n > 1]
-    both = [f"job {j} is both placed and explained as unplaced" for j in times if j in solution.unplaced]
-    return twice + both
+        found = [f"job {candidate.job_id} is placed more than once"] if candidate.job_id in kept else []
+        found = found or _gang(candidate, assignment) + _nodes(candidate, assignment, classes)
+        found = found or _replay(candidate, assignment, classes, nodes)
+        if found:
+            violations += found
+        else:
+            kept[candidate.job_id] = assignment
+    return tuple(kept.values()), violations
 
 
 def _gang(candidate: Candidate, assignment: Assignment) -> list[str]:
@@ -69,42 +78,63 @@ def _nodes(candidate: Candidate, assignment: Assignment, nodes: dict[str, NodeCl
     return found
 
 
-def _capacity(node_id: str, node: NodeClass, load: list[tuple[Candidate, int]]) -> list[str]:
+class _Node:
+    """What is left of one node."""
+
+    __slots__ = ("cpu", "idle", "memory", "partly")
+
+    def __init__(self, idle: int, partly: list[int], cpu: int, memory: int) -> None:
+        self.idle, self.partly, self.cpu, self.memory = idle, partly, cpu, memory
+
+    def copy(self) -> _Node:
+        return _Node(self.idle, [*self.partly], self.cpu, self.memory)
+
+    def take_share(self, milli: int) -> bool:
+        """From the fullest device with room, else from an idle one; whether there was one."""
+        at = bisect_left(self.partly, milli)
+        if at < len(self.partly):
+            left = self.partly.pop(at) - milli
+        elif self.idle and milli <= _DEVICE:
+            self.idle -= 1
+            left = _DEVICE - milli
+        else:
+            return False
+        if left:
+            insort(self.partly, left)
+        return True
+
+
+def _replay(
+    candidate: Candidate, assignment: Assignment, classes: dict[str, NodeClass], nodes: dict[str, _Node]
+) -> list[str]:
+    """Carry out one assignment on `nodes`; when it does not fit they stay as they are."""
+    after: dict[str, _Node] = {}
+    for node_id, workers in groupby(assignment.workers, key=lambda worker: worker[0]):
+        source = classes[node_id]
+        if node_id not in after:
+            before = nodes.get(node_id)
+            after[node_id] = before.copy() if before else _fresh(source)
+        node = after[node_id]
+        for _, gpus in workers:
+            node.cpu -= candidate.cpu_milli
+            node.memory -= candidate.memory_mib
+            if candidate.gpu_milli == _DEVICE:
+                node.idle -= gpus
+            elif not node.take_share(candidate.gpu_milli):
+                return [f"job {candidate.job_id}: node {node_id} has no device with {candidate.gpu_milli} thousandths"]
     found = []
-    cpu = sum(c.cpu_milli for c, _ in load)
-    memory = sum(c.memory_mib for c, _ in load)
-    if node.free_cpu_milli != -1 and cpu > node.free_cpu_milli:
-        found.append(f"node {node_id}: {cpu} milli-cores of {node.free_cpu_milli}")
-    if node.free_memory_mib != -1 and memory > node.free_memory_mib:
-        found.append(f"node {node_id}: {memory} MiB of {node.free_memory_mib}")
-    whole = sum(gpus for c, gpus in load if c.gpu_milli == _DEVICE)
-    shares = [c.gpu_milli for c, _ in load if c.gpu_milli != _DEVICE]
-    if whole > node.free_gpus:
-        found.append(f"node {node_id}: {whole} GPUs of {node.free_gpus}")
-    elif not shares_fit(shares, [*node.shares, *[_DEVICE] * (node.free_gpus - whole)]):
-        found.append(f"node {node_id}: shares {sorted(shares)} do not fit beside {whole} whole GPUs")
+    for node_id, node in sorted(after.items()):
+        source, where = classes[node_id], f"job {candidate.job_id}: node {node_id}"
+        if node.idle < 0:
+            found.append(f"{where}: {source.free_gpus - node.idle} GPUs of {source.free_gpus}")
+        if source.free_cpu_milli != -1 and node.cpu < 0 < candidate.cpu_milli:
+            found.append(f"{where}: {source.free_cpu_milli - node.cpu} milli-cores of {source.free_cpu_milli}")
+        if source.free_memory_mib != -1 and node.memory < 0 < candidate.memory_mib:
+            found.append(f"{where}: {source.free_memory_mib - node.memory} MiB of {source.free_memory_mib}")
+    if not found:
+        nodes.update(after)
     return found
 
 
-def shares_fit(shares: list[int], devices: list[int]) -> bool:
-    """Whether every share can have its place on one device: exact bin packing by search.
-
-    Largest share first, on each *distinct* amount of room once, remembering what failed; nodes have few devices.
-    """
-    order = tuple(sorted(shares, reverse=True))
-
-    @cache
-    def packs(index: int, room: tuple[int, ...]) -> bool:
-        if index == len(order):
-            return True
-        if sum(order[index:]) > sum(room):
-            return False
-        share = order[index]
-        for i, free in enumerate(room):
-            if free >= share and (i == 0 or room[i - 1] != free):
-                rest = (*room[:i], free - share, *room[i + 1 :])
-                if packs(index + 1, tuple(sorted(rest))):
-                    return True
-        return False
-
-    return packs(0, tuple(sorted(devices)))
+def _fresh(source: NodeClass) -> _Node:
+    return _Node(source.free_gpus, sorted(source.shares), source.free_cpu_milli, source.free_memory_mib)

@@ -20,13 +20,28 @@ def greedy(problem: Problem) -> tuple[Assignment, ...]:
     return fill(Stock(problem), problem.candidates)
 
 
-def fill(stock: Stock, candidates: Iterable[Candidate], *, open_devices: bool = True) -> tuple[Assignment, ...]:
-    """Place what still fits into `stock`, which changes. A job is placed once even if it is named twice."""
+def fill(
+    stock: Stock,
+    candidates: Iterable[Candidate],
+    *,
+    open_devices: bool = True,
+    failed: dict[str, str] | None = None,
+) -> tuple[Assignment, ...]:
+    """Place what still fits into `stock`, which changes. A job is placed once even if it is named twice.
+
+    With `failed`, a candidate that raises is left out, and what it raised is written there under its job id.
+    """
     placed: dict[str, Assignment] = {}
     for candidate in candidates:
         if candidate.job_id in placed or not is_sane(candidate):
             continue
-        workers = stock.place(candidate, open_devices=open_devices)
+        try:
+            workers = stock.place(candidate, open_devices=open_devices)
+        except Exception as error:
+            if failed is None:
+                raise
+            failed[candidate.job_id] = f"failed: {type(error).__name__}: {error}"
+            continue
         if workers is not None:
             placed[candidate.job_id] = Assignment(
                 job_id=candidate.job_id,

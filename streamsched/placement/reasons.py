@@ -1,6 +1,7 @@
 """Why a candidate was not placed, for its owner: a code, then words.
 
-Codes: invalid, type, avoided, cpu, memory, gpus, outranked. They are judged against the window's free resources
+Codes: invalid, type, avoided, cpu, memory, gpus, outranked; and from `solve.py` window (beyond what one window
+handles) and failed (a bug). They are judged against the window's free resources
 before anything was placed; `outranked` means that the candidate alone would have fitted, or that no single resource
 is short.
 """
@@ -19,7 +20,7 @@ def never_fits(problem: Problem, candidate: Candidate) -> str | None:
     """
     if not is_sane(candidate):
         return f"invalid: chunks {candidate.chunks} with {candidate.gpu_milli} thousandths of a device"
-    for request, count in requests_of(candidate):
+    for request, count in _summed(candidate):
         classes = [c for c in problem.classes if request.allows(c.gpu_type)]
         if not classes:
             return f"type: no free node of type {_types(request)}"
@@ -27,6 +28,14 @@ def never_fits(problem: Problem, candidate: Candidate) -> str | None:
         if seats < count:
             return _short_of(request, count, seats, classes)
     return None
+
+
+def _summed(candidate: Candidate) -> list[tuple[Request, int]]:
+    """Equal workers together, also from several chunks."""
+    counts: dict[Request, int] = {}
+    for request, count in requests_of(candidate):
+        counts[request] = counts.get(request, 0) + count
+    return list(counts.items())
 
 
 def outranked(problem: Problem, candidate: Candidate) -> str:

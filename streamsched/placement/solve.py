@@ -14,6 +14,7 @@ sum of all values.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -26,8 +27,8 @@ from streamsched.core.model import WHOLE_GPU
 from streamsched.core.problem import Assignment, Candidate, Problem, Solution, SolveStatus
 
 from .cells import Cell, Plan, cells_of, expand, plan_of
-from .check import check
-from .greedy import fill, greedy
+from .check import check, sift
+from .greedy import fill
 from .groups import Demand, demands_of, groups_of
 from .objective import fragmentation_weight, placed_value
 from .reasons import never_fits, outranked
@@ -36,8 +37,16 @@ from .stock import Stock
 
 Clock = Callable[[], float]
 
+log = logging.getLogger(__name__)
+
 _NOISE = 1e-6
 """Of the solver's arithmetic, relative."""
+_NOTE_MAX = 500
+"""Characters of one remark in `Solution.note`."""
+WORKERS_MAX = 20_000
+"""Workers with whole devices that one window handles, and one job beyond."""
+SHARES_MAX = 2_000
+"""Workers with shares of devices that one window handles, and one job beyond."""
 
 
 class SolveLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,10 +67,6 @@ class SolveLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Off: no slower on these models than on (measured), and presolve does not look at the clock."""
 
 
-class BrokenSolution(AssertionError):
-    """Greedy's own answer does not pass the check: a bug here, and nothing to fall back to."""
-
-
 @dataclass(frozen=True)
 class _Found:
     """A feasible set of assignments and what it is worth."""
@@ -79,8 +84,8 @@ def solve(
     """Place the candidates of a window. Never raises for lack of room; the answer says how it was got.
 
     `on_greedy` is called with greedy's checked solution before the model is built, for callers that may not be able
-    to wait. `clock` (seconds) is only for `build_s` and `solve_s`. Raises BadValue for values that are not finite,
-    BrokenSolution for a bug.
+    to wait. `clock` (seconds) is only for `build_s` and `solve_s`. One candidate never costs the others their answer:
+    what cannot be handled is left out and says why, and what fails after greedy leaves greedy's answer.
     """
     return _Window(problem, limits or SolveLimits(), clock).solve(on_greedy)
 
@@ -91,26 +96,94 @@ class _Window:
         self.by_id: dict[str, Candidate] = {}
         for candidate in problem.candidates:
             self.by_id.setdefault(candidate.job_id, candidate)
-        self.weight = fragmentation_weight(problem)
-        self.hopeless: dict[str, str] = {}
-        for job_id, candidate in self.by_id.items():
-            if (why := never_fits(problem, candidate)) is not None:
-                self.hopeless[job_id] = why
+        self.hopeless = {j: f"invalid: value {c.value}" for j, c in self.by_id.items() if not math.isfinite(c.value)}
+        """Why these are not tried."""
+        if self.hopeless:
+            finite = tuple(c for c in problem.candidates if math.isfinite(c.value))
+            self.problem = msgspec.structs.replace(problem, candidates=finite)
+        self.weight = fragmentation_weight(self.problem)
+        self._judge()
+        self._hold_back()
         self.hopeful = [c for job_id, c in self.by_id.items() if job_id not in self.hopeless]
         self.worth = math.fsum(max(0.0, c.value) for c in self.hopeful)
         self.build_s = 0.0
         self.solve_s = 0.0
         self.note = ""
 
+    def _judge(self) -> None:
+        """What can never fit, once per kind of request."""
+        known: dict[Candidate, str | None] = {}
+        for job_id, candidate in self.by_id.items():
+            if job_id in self.hopeless:
+                continue
+            kind = msgspec.structs.replace(candidate, job_id="", attempt=0, value=0.0, score=0.0)
+            try:
+                if kind not in known:
+                    known[kind] = never_fits(self.problem, candidate)
+                why = known[kind]
+            except Exception as error:
+                why = f"failed: {type(error).__name__}: {error}"
+            if why is not None:
+                self.hopeless[job_id] = why
+
+    def _hold_back(self) -> None:
+        """Bound the work of one window, whatever is asked: jobs beyond the workers of a window wait for another.
+
+        Apart for whole devices and for shares. The first that goes beyond takes part all the same, so that each gets
+        its turn; smaller ones after it too, so that nobody can keep them out by asking for much.
+        """
+        for shares, most in ((False, WORKERS_MAX), (True, SHARES_MAX)):
+            used, beyond = 0, False
+            for job_id, candidate in self.by_id.items():
+                if job_id in self.hopeless or is_share(candidate) is not shares:
+                    continue
+                workers = sum(count for _, count in candidate.chunks)
+                if used + workers <= most:
+                    used += workers
+                elif not beyond:
+                    beyond = True
+                else:
+                    kind = "workers with shares of devices" if shares else "workers"
+                    self.hopeless[job_id] = (
+                        f"window: one window handles about {most} {kind}, this job waits for another"
+                    )
+
     def solve(self, on_greedy: Callable[[Solution], None] | None) -> Solution:
         if not self.hopeful:
             return self._solution(_Found((), 0.0), SolveStatus.EMPTY, None)
-        base = self._evaluate(greedy(self.problem))
-        fallback = self._checked(self._rate(base, self.worth, SolveStatus.GREEDY))
+        base = self._greedy()
+        fallback = self._rate(base, self.worth, SolveStatus.GREEDY)
         if on_greedy is not None:
             on_greedy(fallback)
         if fallback.status is SolveStatus.OPTIMAL:
             return fallback
+        try:
+            return self._improved(base)
+        except Exception as error:
+            log.exception("window %d of pool %s", self.problem.window, self.problem.pool)
+            self._say(f"bug: after greedy: {type(error).__name__}: {error}")
+            return self._rate(base, self.worth, SolveStatus.GREEDY)
+
+    def _greedy(self) -> _Found:
+        """Greedy's answer, less what does not pass the check (which is a bug, but of one job)."""
+        stock = Stock(self.problem)
+        assignments = fill(stock, self.hopeful, failed=self.hopeless)
+        self.hopeful = [c for c in self.hopeful if c.job_id not in self.hopeless]
+        try:
+            kept, violations = sift(self.problem, assignments)
+            if not violations:
+                return self._worth_of(assignments, stock)
+            self._say(f"bug: greedy's answer was refused by the check: {violations[0]}")
+            refused = {a.job_id for a in assignments} - {a.job_id for a in kept}
+            self.hopeless.update(dict.fromkeys(sorted(refused), "failed: its nodes were refused by the check"))
+            self.hopeful = [c for c in self.hopeful if c.job_id not in refused]
+            return self._evaluate(kept)
+        except Exception as error:  # each job is checked again at commit
+            log.exception("window %d of pool %s", self.problem.window, self.problem.pool)
+            self._say(f"bug: greedy's answer could not be checked: {type(error).__name__}: {error}")
+            return _Found(assignments, placed_value(self.problem, assignments))
+
+    def _improved(self, base: _Found) -> Solution:
         found, bound = self._by_model(base)
         if found is None or found.objective < base.objective:
             return self._rate(base, bound, SolveStatus.GREEDY)
@@ -118,8 +191,11 @@ class _Window:
         violations = check(self.problem, solution)
         if not violations:
             return solution
-        self.note = f"bug: the model's answer was refused by the check: {violations[0]}"
+        self._say(f"bug: the model's answer was refused by the check: {violations[0]}")
         return self._rate(base, self.worth, SolveStatus.GREEDY)
+
+    def _say(self, note: str) -> None:
+        self.note = "; ".join(filter(None, (self.note, note[:_NOTE_MAX])))
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────────
 
@@ -135,7 +211,7 @@ class _Window:
         cells = cells_of(groups_of(stock.lots(), kinds), demands, self.limits.patterns_max)
         variables = milp.size_of(demands, cells)
         if variables > self.limits.variables_max:
-            self.note = f"too large: {variables} variables, at most {self.limits.variables_max}"
+            self._say(f"too large: {variables} variables, at most {self.limits.variables_max}")
             return None, self.worth
         model = milp.Model(kinds, demands, cells, self.weight)
         model.start_from(self._start(base, left, kinds, demands, cells))
@@ -150,7 +226,7 @@ class _Window:
                 presolve=self.limits.presolve,
             )
         except milp.SolverFailed as error:
-            self.note = f"solver: {error}"
+            self._say(f"solver: {error}")
             return None, self.worth
         finally:
             self.build_s, self.solve_s = built - started, self.clock() - built
@@ -226,12 +302,6 @@ class _Window:
             unplaced=unplaced,
             note=self.note,
         )
-
-    def _checked(self, solution: Solution) -> Solution:
-        violations = check(self.problem, solution)
-        if violations:
-            raise BrokenSolution("; ".join(violations))
-        return solution
 
 
 def _fill_shares(stock: Stock, candidates: list[Candidate]) -> tuple[Assignment, ...]:

@@ -19,6 +19,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from streamsched.core.model import WHOLE_GPU
@@ -53,6 +54,22 @@ class Place:
             and within(request.memory_mib, self.memory_mib)
             and self.node_id not in request.avoid_nodes
         )
+
+    def devices_for(self, request: Request) -> int:
+        """Workers that the idle devices take, or for shares the one device that the next share goes to."""
+        if request.whole:
+            return self.free // request.gpus
+        at = bisect_left(self.shares, request.gpu_milli)
+        return (self.shares[at] if at < len(self.shares) else WHOLE_GPU) // request.gpu_milli
+
+    def room_for(self, request: Request) -> int:
+        """The same, as far as cpu and memory go; at least the one that was admitted."""
+        room = self.devices_for(request)
+        if request.cpu_milli and self.cpu_milli != NO_LIMIT:
+            room = min(room, self.cpu_milli // request.cpu_milli)
+        if request.memory_mib and self.memory_mib != NO_LIMIT:
+            room = min(room, self.memory_mib // request.memory_mib)
+        return max(1, room)
 
 
 class Shelf(Place):
@@ -135,23 +152,42 @@ class Stock:
             return None
         log: list[Undo] = []
         chosen: dict[int, list[tuple[str, int]]] = {}
-        for index in sorted(range(len(chunks)), key=lambda i: -chunks[i][0].gpus):
-            request, count = chunks[index]
-            found = chosen.setdefault(index, [])
-            for _ in range(count):
-                place = self._find(request, open_devices)
-                if place is None:
+        try:
+            for index in sorted(range(len(chunks)), key=lambda i: -chunks[i][0].gpus):
+                found = self._seat(*chunks[index], open_devices, log)
+                if found is None:
                     self._put_back(log)
                     return None
-                found.append((place.node_id, request.gpus))
-                self._take(place, request, log)
+                chosen[index] = found
+        except Exception:
+            self._put_back(log)
+            raise
         return tuple(worker for index in range(len(chunks)) for worker in chosen[index])
+
+    def _seat(self, request: Request, count: int, open_devices: bool, log: list[Undo]) -> list[tuple[str, int]] | None:
+        """Nodes for so many equal workers. What is left of the best fit is the best fit for the next worker, so each
+        look takes as many as go there."""
+        seats: list[tuple[str, int]] = []
+        while len(seats) < count:
+            place = self._find(request, open_devices)
+            if place is None:
+                return None
+            n = min(count - len(seats), place.room_for(request))
+            seats += [(place.node_id, request.gpus)] * n
+            self._take(place, request, n, log)
+        return seats
 
     def put(self, candidate: Candidate, workers: Workers) -> None:
         """Take named nodes for the candidate's workers. What does not fit goes below zero: the caller checks."""
         flat = [request for request, count in requests_of(candidate) for _ in range(count)]
-        for request, (node_id, _) in zip(flat, workers, strict=True):
-            self._take(self._by_name(node_id), request, [])
+        pairs = zip(flat, (node_id for node_id, _ in workers), strict=True)
+        for (request, node_id), equal in groupby(pairs):
+            left = sum(1 for _ in equal)
+            while left:
+                place = self._by_name(node_id)
+                n = min(left, place.devices_for(request)) or 1
+                self._take(place, request, n, [])
+                left -= n
 
     def stranded_gpus(self) -> int:
         """Idle devices left on the nodes of which a device was taken: what the fragmentation term counts."""
@@ -219,6 +255,10 @@ class Stock:
         sizes = sorted({s for sizes, _ in filed for s in sizes[bisect_left(sizes, request.gpu_milli) :]})
         for size in sizes:
             place = _lowest(request, (heaps.get(size) for _, heaps in filed))
+            for filed_sizes, heaps in filed:
+                if size in heaps and not heaps[size]:  # all its entries were stale
+                    del heaps[size]
+                    del filed_sizes[bisect_left(filed_sizes, size)]
             if place is not None:
                 return place
         return None
@@ -232,14 +272,15 @@ class Stock:
 
     # ── taking ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, place: Place, request: Request, log: list[Undo]) -> None:
+    def _take(self, place: Place, request: Request, n: int, log: list[Undo]) -> None:
+        """Room for `n` equal workers; shares all from one device."""
         node = self._own(place)
         log.append((node, node.free, node.shares, node.cpu_milli, node.memory_mib, node.opened))
-        taken = request.gpus if request.whole else self._take_share(node, request.gpu_milli)
+        taken = n * request.gpus if request.whole else self._take_share(node, n * request.gpu_milli, request.gpu_milli)
         if node.cpu_milli != NO_LIMIT:
-            node.cpu_milli -= request.cpu_milli
+            node.cpu_milli -= n * request.cpu_milli
         if node.memory_mib != NO_LIMIT:
-            node.memory_mib -= request.memory_mib
+            node.memory_mib -= n * request.memory_mib
         self._set_free(node, node.free - taken)
         node.opened += taken
         self._file(node)
@@ -269,10 +310,10 @@ class Stock:
             self._set_free(node, free)
             self._file(node)
 
-    def _take_share(self, node: Touched, milli: int) -> int:
-        """Take it from the smallest share that suffices; returns the idle devices opened for it (0 or 1)."""
+    def _take_share(self, node: Touched, milli: int, one: int) -> int:
+        """Take it from the smallest share that suffices for one; returns the idle devices opened for it (0 or 1)."""
         shares = list(node.shares)
-        index = bisect_left(shares, milli)
+        index = bisect_left(shares, one)
         opened = index == len(shares)
         left = (WHOLE_GPU if opened else shares.pop(index)) - milli
         if left:

@@ -4,9 +4,9 @@ Why a process: Pyomo deadlocks in threads and captures the process's stdout, and
 
 Theory of operation. One child, one solve at a time, length-prefixed msgpack over a socket pair. The child answers
 twice: first greedy's checked solution, at once; then the final one. At the hard deadline (the solver's limit plus a
-grace) the parent takes the first answer, kills the child and starts another in the background. A child that dies
-during a solve is handled the same way. The child ends by itself when the parent does: its socket ends, and during a
-solve the kernel kills it (PDEATHSIG, Linux).
+grace, counted from when a warm child was sent the window) the parent takes the first answer, kills the child and
+starts another in the background. A child that dies during a solve is handled the same way. The child ends by itself
+when the parent does: its socket ends, and during a solve the kernel kills it (PDEATHSIG, Linux).
 
     parent -> child   Problem
     child -> parent   READY once, after warm-up; then per problem GREEDY solution (if there is one) and FINAL solution,
@@ -48,14 +48,18 @@ class SolverProcess:
     """`async with SolverProcess(limits) as solver: solution = await solver.solve(problem)`.
 
     `function`: dotted path of the SolveFunction that the child runs. `grace_s`: seconds past `limits.time_s` after
-    which the child is killed; they cover greedy, reading the answer and sending it.
+    which the child is killed; they cover greedy, reading the answer and sending it. `start_limit_s`: how long a
+    child may take to be warm; that is not part of any solve's deadline.
     """
 
-    def __init__(self, limits: SolveLimits, *, grace_s: float = 0.5, function: str = _DEFAULT) -> None:
+    def __init__(
+        self, limits: SolveLimits, *, grace_s: float = 0.5, function: str = _DEFAULT, start_limit_s: float = 30.0
+    ) -> None:
         if limits.time_s is None:
             raise ValueError("a live solver needs a time limit")
         self.limits = limits
         self.deadline_s = limits.time_s + grace_s
+        self.start_limit_s = start_limit_s
         self.restarts = 0
         """Children started after the first."""
         self.timeouts = 0
@@ -87,13 +91,21 @@ class SolverProcess:
         """The child's answer; at the deadline, or when the child dies, the best it has sent so far (else EMPTY).
 
         Never raises for what the child does; `Solution.note` says what happened. Solves queue up behind each other,
-        and the deadline of each counts from its turn.
+        and the deadline of each counts from when it is sent to a child that is warm.
         """
         async with self._busy:
             best = Solution(window=problem.window, policy=problem.policy, status=SolveStatus.EMPTY)
             try:
-                async with asyncio.timeout(self.deadline_s):
+                async with asyncio.timeout(self.start_limit_s):
                     child = await self._ready()
+            except TimeoutError:
+                self._replace_start()
+                return _noted(best, f"solver process was not ready within {self.start_limit_s:g} s")
+            except (OSError, EOFError) as error:
+                self._replace_child()
+                return _noted(best, f"solver process did not start: {type(error).__name__}")
+            try:
+                async with asyncio.timeout(self.deadline_s):
                     await child.send(msgspec.msgpack.encode(problem))
                     while True:
                         tag, body = await child.receive()
@@ -148,6 +160,15 @@ class SolverProcess:
         self.restarts += 1
         log.warning("solver process is replaced (restart %d)", self.restarts)
         self._begin_start()
+
+    def _replace_start(self) -> None:
+        """Give up a child that does not get warm, and start another."""
+        if self._starting is not None and not self._starting.done():
+            task = asyncio.create_task(_cancelled(self._starting))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        self._starting = None
+        self._replace_child()
 
     def _end_child(self) -> None:
         if self._child is not None:
@@ -217,6 +238,13 @@ class _Child:
         await self._process.wait()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
+
+
+async def _cancelled(starting: asyncio.Task[_Child]) -> None:
+    """Cancel a start, which ends its process."""
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError, OSError, EOFError):
+        await starting
 
 
 def _noted(solution: Solution, note: str) -> Solution:

@@ -8,7 +8,7 @@ import pytest
 from streamsched.core.problem import Assignment, Candidate, NodeClass, Problem, Solution, SolveStatus
 from streamsched.placement import SolveLimits, check, greedy, milp, solve
 from streamsched.placement import solve as placement_solve
-from streamsched.placement.objective import BadValue
+from streamsched.placement.stock import Stock
 
 EXACT = SolveLimits(time_s=None, gap=0.0)
 
@@ -170,7 +170,7 @@ def test_a_limit_leaves_greedys_answer_or_the_incumbent() -> None:
 
 
 def test_a_refused_answer_of_the_model_is_replaced_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([[], ["node n: 9 GPUs of 8"]])
+    answers = iter([["node n: 9 GPUs of 8"]])
     module = __import__("sys").modules[placement_solve.__module__]
     monkeypatch.setattr(module, "check", lambda *_: next(answers))
     solution = solve(crowded())
@@ -188,9 +188,68 @@ def test_a_solver_that_fails_leaves_greedys_answer(monkeypatch: pytest.MonkeyPat
     assert (solution.status, solution.note) == (SolveStatus.GREEDY, "solver: HiGHS ended with error")
 
 
-def test_values_that_are_not_numbers_are_refused() -> None:
-    with pytest.raises(BadValue, match="job j"):
-        solve(problem([job("j", 1, value=float("nan"))], [nodes("V", 8, "n")]))
+def test_values_that_are_not_numbers_cost_only_their_job() -> None:
+    solution = solve(problem([job("j", 1, value=float("nan")), job("k", 1)], [nodes("V", 8, "n")]))
+    assert set(placed(solution)) == {"k"}
+    assert solution.unplaced == {"j": "invalid: value nan"}
+
+
+# ── one job costs the others nothing ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("workers", [500, 8000, 10_000])
+def test_a_job_of_very_many_tiny_shares_leaves_bystanders_theirs(workers: int) -> None:
+    p = problem([job("dust", 1, workers, gpu_milli=1), job("by", 4)], [nodes("V", 8, "n1"), nodes("V", 8, "n2")])
+    first: list[Solution] = []
+    solution = solve(p, on_greedy=first.append)
+    assert [set(placed(s)) for s in (*first, solution)] == [{"dust", "by"}] * 2
+    assert check(p, solution) == []
+    assert solution.note == ""
+
+
+def test_a_candidate_that_greedy_fails_on_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Stock.place
+
+    def fail(self: Stock, candidate: Candidate, **more: bool) -> object:
+        if candidate.job_id == "bad":
+            raise RecursionError("deep")
+        return place(self, candidate, **more)
+
+    monkeypatch.setattr(Stock, "place", fail)
+    solution = solve(problem([job("bad", 1), job("by", 1)], [nodes("V", 8, "n")]))
+    assert set(placed(solution)) == {"by"}
+    assert solution.unplaced == {"bad": "failed: RecursionError: deep"}
+
+
+def test_what_the_check_refuses_of_greedy_is_dropped_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = __import__("sys").modules[placement_solve.__module__]
+    monkeypatch.setattr(module, "sift", lambda _, found: (found[1:], ["job a: no good"]))
+    solution = solve(problem([job("a", 1), job("by", 1)], [nodes("V", 8, "n")]))
+    assert set(placed(solution)) == {"by"}
+    assert solution.unplaced["a"].startswith("failed:")
+    assert "job a: no good" in solution.note
+
+
+@pytest.mark.parametrize("name", ["sift", "cells_of"])
+def test_what_fails_after_greedy_leaves_greedys_answer(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fail(*_: object) -> None:
+        raise RecursionError("deep")
+
+    monkeypatch.setattr(__import__("sys").modules[placement_solve.__module__], name, fail)
+    first: list[Solution] = []
+    solution = solve(crowded(), SolveLimits(time_s=5.0), first.append)
+    assert set(placed(first[0])) == {"w"}
+    assert solution.assignments
+    assert "RecursionError" in solution.note
+
+
+def test_one_window_handles_so_many_workers_and_the_rest_waits() -> None:
+    """The first job beyond takes part, and so do small ones after it."""
+    jobs = [job(f"big{i}", 1, 10_000, gpu_milli=1) for i in range(3)] + [job("small", 1, gpu_milli=500), job("by", 8)]
+    solution = solve(problem(jobs, [nodes("V", 8, *(f"n{i}" for i in range(9)))]))
+    assert set(placed(solution)) == {"big0", "small", "by"}
+    assert set(solution.unplaced) == {"big1", "big2"}
+    assert all(why.startswith("window:") for why in solution.unplaced.values())
 
 
 @pytest.mark.parametrize(

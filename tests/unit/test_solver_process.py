@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -159,6 +160,34 @@ def test_what_the_child_prints_does_not_reach_stdout(capfd: pytest.CaptureFixtur
 
     with_solver(use, "solver_functions:chatter")
     assert capfd.readouterr().out == ""
+
+
+def slow_start(problem: Problem, limits: SolveLimits, on_greedy: Callable[[Solution], None]) -> Solution:
+    """Its warm-up takes longer than a solve may."""
+    if problem.window == -1:
+        time.sleep(3.0)
+    return solve(problem, limits, on_greedy)
+
+
+def test_a_slow_start_does_not_count_against_the_window() -> None:
+    async def main() -> None:
+        solver = SolverProcess(LIMITS, function="test_solver_process:slow_start", grace_s=1.5)
+        assert placed(await solver.solve(window(0)))
+        assert (solver.restarts, solver.timeouts) == (0, 0)
+        await solver.close()
+
+    asyncio.run(main())
+
+
+def test_a_child_that_never_gets_warm_is_replaced() -> None:
+    async def main() -> None:
+        solver = SolverProcess(LIMITS, function="test_solver_process:slow_start", start_limit_s=0.2)
+        solution = await solver.solve(window(0))
+        assert (solution.status, solver.restarts) == (SolveStatus.EMPTY, 1)
+        assert "not ready" in solution.note
+        await solver.close()
+
+    asyncio.run(main())
 
 
 def test_a_function_that_does_not_exist_is_told_at_start() -> None:
