@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -142,7 +143,8 @@ class Router:
                 early[place] = self._wait_in_line(source, command, before)
             else:
                 routed.append(_pool_job(pool, source, command=command))
-        await self._send(routed)
+        for turn in _one_per_job(routed):
+            await self._send(turn)
         return early
 
     def _wait_in_line(
@@ -202,6 +204,23 @@ class Router:
                 log.warning("Redis does not answer (%s), trying again", words(error))
                 await asyncio.sleep(pause)
         raise AssertionError("unreachable")
+
+
+def _one_per_job(commands: list[PoolJob]) -> list[list[PoolJob]]:
+    """In turns: a command is written for certain before the next one on the same job is.
+
+    Else the later could be there alone for a moment, and the earlier, repeated after it, would count as seen already.
+    """
+    turns: list[list[PoolJob]] = []
+    seen: Counter[str] = Counter()
+    for message in commands:
+        assert message.command is not None
+        job_id = message.command.job_id
+        if seen[job_id] == len(turns):
+            turns.append([])
+        turns[seen[job_id]].append(message)
+        seen[job_id] += 1
+    return turns
 
 
 def _pool_job(pool: str, source: Input, arrival: JobArrival | None = None, command: Command | None = None) -> PoolJob:
