@@ -23,10 +23,12 @@ from streamsched.core.node import NodeRecord
 from streamsched.core.tenants import TenantUsage
 
 Id = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*\Z")]
-"""Name of a job, node, pool or placement: letters, digits and ._:/@+- , at most 253 characters.
+"""Name of a job, node or pool: letters, digits and ._:/@+- , at most 253 characters.
 
 `\\Z`, because Python's `$` also matches before a last line feed; the published schemas say `$`, which does not.
 """
+PlacementId = Annotated[str, Meta(min_length=1, max_length=300, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*\Z")]
+"""Name of a placement: that of its job and two numbers, so longer than an `Id`."""
 Label = Annotated[str, Meta(max_length=4096)]
 Labels = Annotated[dict[Annotated[str, Meta(min_length=1, max_length=253)], Label], Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -160,7 +162,7 @@ class RunReport(Message, frozen=True, kw_only=True, tag_field="type"):
 
     pool: Id
     job_id: Id
-    placement_id: Id
+    placement_id: PlacementId
     time: Time
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from core_builder import codes, placed, stops
 
+from streamsched.bus import codec
+from streamsched.bus import messages as m
 from streamsched.core import events as ev
 from streamsched.core.model import TERMINAL
 
@@ -17,6 +20,21 @@ def test_an_arrival_is_queued_and_asks_for_nothing(make_pool):
     assert pool.arrive("a") == []
     assert pool.states("a") == ["queued"]
     assert pool.job("a").queued_at == pool.now
+
+
+def test_the_placement_of_a_job_with_the_longest_name_can_be_answered(make_pool):
+    pool = make_pool()
+    pool.node("n0")
+    arrival = codec.decode_arrival(
+        msgspec.json.encode(m.JobArrival(job_id="j" * 253, submitted_at=1.0, gpu_fraction=0.5))
+    )
+    pool.send(ev.JobArrived(spec=codec.job_spec(arrival)))
+    pool.solve()
+    name = pool.placements["j" * 253].placement_id
+    for kind, state in ((m.Started, "running"), (m.Completed, "completed")):
+        report = kind(pool="p", job_id="j" * 253, placement_id=name, time=pool.now)
+        pool.send(codec.run_event(codec.decode_completion(msgspec.json.encode(report))))
+        assert pool.states("j" * 253) == [state]
 
 
 def test_the_same_arrival_again_is_absorbed_and_another_of_its_name_is_refused(make_pool):
