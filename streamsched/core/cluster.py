@@ -56,6 +56,8 @@ __all__ = ["Changes", "ClusterState", "Meta"]
 
 _CLOCKS_APART_S = 5.0
 """How far the clocks of node agents and of schedulers may be apart."""
+_ORDERS_PER_WINDOW = 500
+"""Runs that one `WindowElapsed` stops, reminds or gives up at most: a journal record has to fit its topic."""
 _STORY_LENGTH = 10_000
 """Transitions kept in memory to tell the story of a job in an error."""
 
@@ -81,6 +83,9 @@ class ClusterState:
         """The last window opened; not stored, since a solution is checked at commit whatever window it is of."""
         self._waits_end = math.inf
         """No job has waited too long before this time."""
+        self._orders_left = 0
+        """Of `_ORDERS_PER_WINDOW`, in the window being opened."""
+        self._unfinished_timers = False
         self._inventory_changed = False
         """Whether a waiting job may fit now that did not, or the other way round."""
         self._notes = Notes()
@@ -239,8 +244,10 @@ class ClusterState:
             self._run_broke(run, f"exit code {event.exit_code}", event.exit_code)
             return
         self._end_run(run)
-        if run.state is RunState.STOPPING and run.stop_at is not None and event.time > run.stop_at:
-            # It was told to stop and then its process ended: that is the stop, not the job's end.
+        stop_at = run.stop_at if run.state is RunState.STOPPING else None
+        if stop_at is not None and event.time > stop_at + _CLOCKS_APART_S:
+            # It was told to stop and then its process ended: that is the stop, not the job's end. The executor's clock
+            # may be ahead of ours; in doubt the job has ended.
             self._after_stop(run)
         else:
             self._finish(run, Trigger.COMPLETE, "", 0)
@@ -448,9 +455,11 @@ class ClusterState:
         self._waits_end = -math.inf
 
     def _window_elapsed(self, event: ev.WindowElapsed) -> None:
+        self._orders_left = _ORDERS_PER_WINDOW
+        self._unfinished_timers = False
         self._expire_leases()
-        self._say_stop_again()
         self._give_up_lost_runs()
+        self._say_stop_again()
         self._end_quarantines()
         self._forget_finished()
         self._forget_nodes()
@@ -460,6 +469,14 @@ class ClusterState:
         self._start_reserved()
         self._ask()
 
+    def _as_many_as_fit(self, placement_ids: Iterable[str]) -> list[str]:
+        """In order; the rest is due at the next window still, since it is found in the stored state."""
+        due = sorted(placement_ids)
+        taken = due[: self._orders_left]
+        self._orders_left -= len(taken)
+        self._unfinished_timers |= len(taken) < len(due)
+        return taken
+
     def _ask(self) -> None:
         if self.ranker is not None and self.index.queued:
             self.windows += 1
@@ -468,29 +485,44 @@ class ClusterState:
                 self._out.append(SolveWindow(problem=self.window.problem))
 
     def _expire_leases(self) -> None:
-        for placement_id in sorted(p for p, until in self.index.leases.items() if until < self.now):
+        """Nothing was heard of it: a node whose executor is dead would take one job after the other."""
+        for placement_id in self._as_many_as_fit(p for p, until in self.index.leases.items() if until < self.now):
             run = self.runs[placement_id]
             job = self.jobs[run.job_id]
             self._stop(job, Revoke, "not started within its lease", then=JobState.QUEUED)
+            nodes = {a.node_id for a in run.allocations}
+            if len(nodes) == 1:
+                self._count_refusal(min(nodes), run.job_id)
 
     def _say_stop_again(self) -> None:
         """Who does not answer a preempt or revoke within a lease is told (again) to stop at once; not silent nodes."""
-        for placement_id in sorted(self.index.stopping):
-            run = self.runs[placement_id]
-            said_at = run.stop_said_at if run.stop_said_at is not None else run.stop_at
-            unanswered = said_at is not None and said_at + self.config.lease_s < self.now
-            if unanswered and not all(self.inventory.nodes[a.node_id].record.lost for a in run.allocations):
-                run = self._put_run(replace(run, stop_said_at=self.now))
-                self._decide(Revoke, run, "no answer to the last order to stop")
+        for placement_id in self._as_many_as_fit(filter(self._stop_is_unanswered, self.index.stopping)):
+            run = self._put_run(replace(self.runs[placement_id], stop_said_at=self.now))
+            self._decide(Revoke, run, "no answer to the last order to stop")
+
+    def _stop_is_unanswered(self, placement_id: str) -> bool:
+        run = self.runs[placement_id]
+        said_at = run.stop_said_at if run.stop_said_at is not None else run.stop_at
+        if said_at is None or said_at + self.config.lease_s >= self.now:
+            return False
+        return not all(self.inventory.nodes[a.node_id].record.lost for a in run.allocations)
 
     def _give_up_lost_runs(self) -> None:
-        for placement_id in sorted(self.index.lost_runs):
-            run = self.runs[placement_id]
-            if run.lost_at is not None and self.now - run.lost_at >= self.config.lost_grace_s:
-                self._give_up(run)
+        for placement_id in self._as_many_as_fit(filter(self._grace_is_over, self.index.lost_runs)):
+            self._give_up(self.runs[placement_id])
+
+    def _grace_is_over(self, placement_id: str) -> bool:
+        lost_at = self.runs[placement_id].lost_at
+        return lost_at is not None and self.now - lost_at >= self.config.lost_grace_s
 
     def _give_up(self, run: Run) -> None:
-        """The job goes on without the run. What the run holds on a silent node stays held: it may be alive there."""
+        """The job goes on without the run. What the run holds on a silent node stays held: it may be alive there.
+
+        Its tenant does not pay for that: the job could not run again within a quota that the lost run uses up.
+        """
+        if not run.given_up:
+            self._charge(self.jobs[run.job_id].spec.tenant, -_gpu_milli(run.allocations))
+            run = self._put_run(replace(run, given_up=True))
         if run.stop_at is None:
             self._put_run(replace(run, stop_at=self.now, stop_said_at=self.now))
             self._decide(Revoke, run, "a node of it is lost")
@@ -529,14 +561,13 @@ class ClusterState:
 
     def _keep_reservations(self) -> None:
         """Choose anew where reserved nodes went away or became too small; give up what the tenant's quota forbids."""
+        for job in reversed(self._reserving_jobs()):
+            if not self._may_reserve(job):
+                self._put_job(replace(job, reservation=(), reason=""))
         for job in self._reserving_jobs():
             usable = (n for n in job.reservation if n in self.inventory.nodes and self.inventory.nodes[n].usable)
-            may = self._may_reserve(job)
-            if may and tuple(usable) == job.reservation and self.inventory.would_hold(job.spec, job.reservation):
-                continue
-            job = self._put_job(replace(job, reservation=(), reason=""))
-            if may:
-                self._reserve_for(job)
+            if tuple(usable) != job.reservation or not self.inventory.would_hold(job.spec, job.reservation):
+                self._reserve_for(self._put_job(replace(job, reservation=(), reason="")))
 
     def _make_reservations(self) -> None:
         """Keep nodes free for the jobs that have waited too long, oldest first."""
@@ -557,11 +588,18 @@ class ClusterState:
                     hopeless.add(kind)
 
     def _waits_until(self, job: Job) -> float:
-        """From then on it has waited too long."""
-        return job.queued_at + self.config.reserve_after_s
+        """From then on it has waited too long: all its times in the queue count, since the last refusal."""
+        return job.queued_at + (self.config.reserve_after_s - job.waited_s)
 
     def _may_reserve(self, job: Job) -> bool:
-        return job.not_before <= self.now and self.quota_left(job.spec.tenant, job) >= job.spec.total_gpu_milli
+        """Whether its tenant may ever hold it beside the others that nodes are kept free for.
+
+        What the tenant holds now does not matter: it cannot take more, so the quota drains as the nodes do. Pledges
+        beyond the quota would wait for each other.
+        """
+        spec = job.spec
+        pledged = self._pledged(spec.tenant, job)
+        return job.not_before <= self.now and self._quota(spec.tenant) - pledged >= spec.total_gpu_milli
 
     def _reserve_for(self, job: Job) -> bool:
         if not self.inventory.holds_without(job.spec, self.index.reserved):
@@ -574,14 +612,20 @@ class ClusterState:
         return sorted((self.jobs[job_id] for job_id in self.index.reserving), key=_by_arrival)
 
     def _start_reserved(self) -> None:
-        """A job whose nodes have drained starts there, without a solver."""
+        """A job whose nodes have drained starts there, without a solver; one per window, since gangs may be large."""
+        started = False
         for job in self._reserving_jobs():
             workers = lay_out(job.spec, (self.inventory.nodes[node_id] for node_id in job.reservation))
             if workers is None:
                 continue
             assignment = Assignment(job_id=job.spec.job_id, attempt=job.attempt, workers=workers)
-            if why_not_placeable(self, assignment) is None:
-                self._place(assignment, Why(policy="reservation", solver=SolveStatus.GREEDY))
+            if why_not_placeable(self, assignment) is not None:
+                continue
+            if started:
+                self._unfinished_timers = True
+                return
+            self._place(assignment, Why(policy="reservation", solver=SolveStatus.GREEDY))
+            started = True
 
     @property
     def reserved(self) -> dict[str, str]:
@@ -598,12 +642,17 @@ class ClusterState:
 
         What its jobs with reservations will take is not left for its others: they would never start.
         """
+        return self._quota(tenant) - self.usage(tenant).held_milli - self._pledged(tenant, job)
+
+    def _quota(self, tenant: str) -> float:
+        """Thousandths of GPUs; infinite without one."""
         policy = self.config.tenants.get(tenant)
-        if policy is None or policy.quota_gpus is None:
-            return math.inf
-        pledged = (other.spec for other in map(self.jobs.__getitem__, self.index.reserving) if other is not job)
-        taken = sum(spec.total_gpu_milli for spec in pledged if spec.tenant == tenant)
-        return round(policy.quota_gpus * WHOLE_GPU) - self.usage(tenant).held_milli - taken
+        return math.inf if policy is None or policy.quota_gpus is None else round(policy.quota_gpus * WHOLE_GPU)
+
+    def _pledged(self, tenant: str, but: Job | None) -> int:
+        """What the tenant's jobs with reservations will take, all but one."""
+        pledged = (other.spec for other in map(self.jobs.__getitem__, self.index.reserving) if other is not but)
+        return sum(spec.total_gpu_milli for spec in pledged if spec.tenant == tenant)
 
     def usage(self, tenant: str) -> TenantUsage:
         return self.accounts.usage(tenant)
@@ -735,8 +784,9 @@ class ClusterState:
     def _give_back(self, run: Run, allocations: Sequence[Allocation]) -> None:
         """The devices are free and what they did is credited to the job."""
         job = self.jobs[run.job_id]
-        gpu_milli = sum(len(a.gpus) * a.gpu_milli for a in allocations)
-        self._charge(job.spec.tenant, -gpu_milli)
+        gpu_milli = _gpu_milli(allocations)
+        if not run.given_up:
+            self._charge(job.spec.tenant, -gpu_milli)
         if run.started_at is not None:
             used = max(0.0, self.now - run.started_at) * gpu_milli / WHOLE_GPU
             self._put_job(replace(job, attained_gpu_s=job.attained_gpu_s + used))
@@ -780,6 +830,7 @@ class ClusterState:
             refusals=refusals,
             not_before=self.now + wait_s,
             queued_at=self.now,
+            waited_s=0.0 if backoff else job.waited_s,
             preemptions=job.preemptions + (run.started_at is not None and run.stop_at is not None),
         )
         self._judge_fit(run.job_id)
@@ -822,6 +873,8 @@ class ClusterState:
 
     def _move(self, job: Job, trigger: Trigger, **changes: Any) -> None:
         state = next_state(job, trigger)
+        if job.state is JobState.QUEUED:
+            changes = {"waited_s": job.waited_s + (self.now - job.queued_at), **changes}
         if state in TERMINAL:
             changes = {"ended_at": self.now, **changes}
         self._story.append((self.now, job.spec.job_id, f"{job.state} -{trigger}-> {state}"))
@@ -867,6 +920,14 @@ class ClusterState:
     def set_aside(self) -> list[Job]:
         """Jobs that wait but that no window asks for, since they are held or can never fit; in order of arrival."""
         return sorted((self.jobs[job_id] for job_id in [*self.index.held, *self.index.unfit]), key=_by_arrival)
+
+    @property
+    def unfinished_timers(self) -> bool:
+        """Whether the last window left something that was due already: the next should come at once.
+
+        Not stored; a process that has just loaded learns it with its first window.
+        """
+        return self._unfinished_timers
 
     def waiting(self) -> int:
         """Jobs that a window could place."""
@@ -944,6 +1005,10 @@ def _was_there(run: Run, fenced_at: float | None) -> bool:
 
 def _by_arrival(job: Job) -> int:
     return job.seq
+
+
+def _gpu_milli(allocations: Iterable[Allocation]) -> int:
+    return sum(len(a.gpus) * a.gpu_milli for a in allocations)
 
 
 def _some(node_ids: Iterable[str], most: int = 5) -> str:

@@ -68,6 +68,8 @@ def _verify_run(state: ClusterState, run: Run) -> None:
         raise _broken(state, run.job_id, f"run {run.placement_id} is nobody's and goes on")
     if run.state is not RunState.LOST and (run.stop_at is None) == (run.state is RunState.STOPPING):
         raise BrokenInvariant(f"run {run.placement_id} is {run.state}, told to stop at {run.stop_at}")
+    if run.given_up and (run.stop_at is None or (job.placement_id == run.placement_id and job.state not in TERMINAL)):
+        raise _broken(state, run.job_id, f"run {run.placement_id} is given up and goes on")
     if (run.stop_at is None) != (run.stop_said_at is None):
         raise BrokenInvariant(f"run {run.placement_id}: to stop at {run.stop_at}, said at {run.stop_said_at}")
 
@@ -101,12 +103,14 @@ def _verify_node(node: Node, free_milli: list[int]) -> None:
 def _verify_tenants(state: ClusterState) -> None:
     held: Counter[str] = Counter()
     for run in state.runs.values():
+        if run.given_up:
+            continue
         milli = sum(len(a.gpus) * a.gpu_milli for a in run.allocations)
         held[state.jobs[run.job_id].spec.tenant] += milli
     for tenant in held.keys() | state.tenants.keys():
         usage = state.usage(tenant)
         if usage.held_milli != held[tenant] or usage.usage_gpu_s < 0 or usage.as_of > state.now:
-            raise BrokenInvariant(f"tenant {tenant}: {usage}, by the runs it holds {held[tenant]}")
+            raise BrokenInvariant(f"tenant {tenant}: {usage}, by the runs it is charged for {held[tenant]}")
 
 
 def _verify_index(state: ClusterState) -> None:

@@ -121,6 +121,8 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: JobState
     queued_at: float
     """When it last entered the queue, UTC epoch seconds."""
+    waited_s: float = 0.0
+    """How long it was in the queue before that, since it was last refused."""
     attempt: int = 0
     """Placements so far; a solution made for an earlier attempt is stale."""
     placement_id: str | None = None
@@ -179,6 +181,8 @@ class Run(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it was told to stop; a completion before that is a genuine one."""
     stop_said_at: float | None = None
     """When it was last told to stop: said again while nobody answers."""
+    given_up: bool = False
+    """Its job goes on without it; what it holds is not charged to the tenant any more."""
     last_checkpoint_at: float | None = None
 
 

@@ -8,6 +8,7 @@ was *sent* to the core, never from its state.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -44,6 +45,12 @@ CONFIG = SchedulerConfig(
     tenants={"small": TenantPolicy(quota_gpus=2.5), "big": TenantPolicy(weight=3.0, quota_gpus=5.0)},
 )
 TENANTS = ["default", "default", "small", "big"]
+CLOCKS_APART_S = 5.0
+
+
+def quota_of(tenant: str) -> float:
+    policy = CONFIG.tenants.get(tenant)
+    return math.inf if policy is None or policy.quota_gpus is None else policy.quota_gpus * WHOLE_GPU
 
 
 class Books:
@@ -134,9 +141,8 @@ class CoreMachine(RuleBasedStateMachine):
         self._ask_twin(event, out)
         self._keep_off_reserved(event, out, reserved)
         for job_id in self._in(JobState.COMPLETED) - completed:
-            assert event.placement_id not in owned or event.time <= self.stopped_at.get(
-                event.placement_id, event.time
-            ), job_id
+            stopped_at = self.stopped_at.get(event.placement_id, event.time)
+            assert event.placement_id not in owned or event.time <= stopped_at + CLOCKS_APART_S, job_id
         for job_id in self._in(JobState.FAILED) - failed:
             assert event.placement_id not in self.told_to_stop, f"{job_id} failed because it was stopped"
         self._close_books(event, before)
@@ -205,10 +211,14 @@ class CoreMachine(RuleBasedStateMachine):
         if any(isinstance(i, Place) for i in out):
             return  # those made room for the next ones, who are looked at in the next window
         for job in self.state.queued_jobs():
-            overdue = job.queued_at + CONFIG.reserve_after_s <= now and job.not_before <= now
-            may = self.state.quota_left(job.spec.tenant, job) >= job.spec.total_gpu_milli
+            overdue = job.queued_at + (CONFIG.reserve_after_s - job.waited_s) <= now and job.not_before <= now
+            may = self._pledged(job.spec.tenant, reserving) + job.spec.total_gpu_milli <= quota_of(job.spec.tenant)
             if overdue and may and job.spec.job_id not in reserving and len(reserving) < CONFIG.reservations_max:
                 assert not self.state.inventory.holds_without(job.spec, self.state.reserved), job
+
+    def _pledged(self, tenant: str, reserving: set[str]) -> int:
+        specs = [self.state.jobs[job_id].spec for job_id in reserving]
+        return sum(spec.total_gpu_milli for spec in specs if spec.tenant == tenant)
 
     def _nobody_waits_for_the_silent(self) -> None:
         """After the grace a job does not depend on a node that nothing is heard of."""
@@ -243,13 +253,17 @@ class CoreMachine(RuleBasedStateMachine):
                 self.questions.append(problem)
 
     def _within_quota(self, place: Place) -> None:
-        policy = CONFIG.tenants.get(place.tenant)
-        if policy is not None and policy.quota_gpus is not None:
-            assert self._held_by(place.tenant) <= policy.quota_gpus * WHOLE_GPU, place
+        assert self._held_by(place.tenant) <= quota_of(place.tenant), place
 
     def _held_by(self, tenant: str) -> int:
-        mine = [a for p, allocations in self.books.held.items() if self.tenant_of[p] == tenant for a in allocations]
+        """But for what was given up."""
+        charged = [p for p in self.books.held if self.tenant_of[p] == tenant and not self._given_up(p)]
+        mine = [a for p in charged for a in self.books.held[p]]
         return sum(len(a.gpus) * a.gpu_milli for a in mine)
+
+    def _given_up(self, placement_id: str) -> bool:
+        run = self.state.runs.get(placement_id)
+        return run is not None and run.given_up
 
     def _live_before(self, place: Place) -> None:
         """A job is placed again only when its earlier runs are over, or were told to stop after a node was lost."""
@@ -451,7 +465,7 @@ class CoreMachine(RuleBasedStateMachine):
         if not going:
             return
         placement_id = data.draw(st.sampled_from(going), label="run")
-        self.now = max(self.now, self.state.now) + 1.0
+        self.now = max(self.now, self.state.now) + CLOCKS_APART_S + 1.0
         self.truth[placement_id] = "over"
         self.send(kind(**self._names(placement_id)))
 
@@ -600,6 +614,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert (run.stop_at is not None) == (placement_id in self.told_to_stop)
             mine = self.state.jobs[run.job_id].placement_id == placement_id
             assert mine or run.stop_at is not None
+            assert not run.given_up or not mine or self.state.jobs[run.job_id].state in TERMINAL
 
     def teardown(self) -> None:
         if not self.history:

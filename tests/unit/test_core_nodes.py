@@ -9,6 +9,7 @@ from streamsched.core import events as ev
 from streamsched.core.errors import BrokenInvariant
 from streamsched.core.model import Allocation, NodeSpec, NodeState, RunState
 from streamsched.core.node import Node, NodeRecord
+from streamsched.core.tenants import TenantPolicy
 
 
 def test_a_node_that_joins_again_as_it_was_changes_nothing(make_pool):
@@ -211,6 +212,47 @@ def test_after_the_grace_the_job_is_queued_again_and_the_old_run_keeps_its_gpus(
     pool.send(ev.NodeHeard(node_id="n0"))
     assert pool.free() == {"n0": 0, "n1": 0}
     assert pool.states("a") == ["placed"]
+
+
+def test_what_was_given_up_is_not_charged_so_the_job_runs_again_within_its_quota(make_pool):
+    pool = make_pool(lost_grace_s=30.0, tenants={"q": TenantPolicy(quota_gpus=8.0)})
+    pool.nodes(2)
+    pool.arrive("a", 8, tenant="q")
+    pool.running("a")
+    first = pool.placements["a"]
+    pool.lose("n0")
+    pool.later(29)
+    pool.solve()
+    assert pool.state.usage("q").held_milli == 8000
+    pool.later(1)
+    assert placed(pool.solve()) == {"a": {"n1": 8}}
+    pool.start("a")
+    pool.verify()
+    assert pool.state.usage("q").held_milli == 8000
+    pool.crash()
+    pool.report(ev.RunReleased, "a", first)
+    assert pool.state.usage("q").held_milli == 8000
+    pool.complete("a")
+    assert pool.state.usage("q").held_milli == 0
+    pool.verify()
+
+
+def test_a_stop_that_is_given_up_twice_is_credited_once(make_pool):
+    pool = make_pool(lost_grace_s=30.0)
+    pool.nodes(2)
+    pool.arrive("a", 8, preemptible=True)
+    pool.running("a")
+    pool.send(ev.NodeDrained(node_id="n0"))
+    for _ in range(2):
+        pool.lose("n0")
+        pool.later(30)
+        pool.window()
+        assert pool.state.usage("default").held_milli == 0
+        pool.send(ev.NodeHeard(node_id="n0"))
+        pool.verify()
+    pool.report(ev.RunReleased, "a")
+    assert pool.state.usage("default").held_milli == 0
+    pool.verify()
 
 
 def test_the_first_run_to_complete_wins_and_the_other_is_revoked(make_pool):

@@ -244,18 +244,104 @@ def test_a_node_that_refused_the_job_is_the_last_to_be_kept_for_it(make_pool):
 # ── tenants ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_that_its_tenants_quota_keeps_waiting_gets_none(make_pool):
-    pool = make_pool(reserve_after_s=100.0, tenants={"q": TenantPolicy(quota_gpus=8.0)})
+def test_a_job_that_its_tenants_quota_never_allows_gets_none(make_pool):
+    pool = make_pool(reserve_after_s=100.0, tenants={"q": TenantPolicy(quota_gpus=7.0)})
     pool.nodes(2)
-    pool.arrive("r", 1, tenant="q")
-    pool.running("r")
     pool.arrive("big", 8, tenant="q")
     pool.later(200)
     pool.window()
     assert not pool.state.reserved
     assert pool.why("big") == "quota: tenant q may hold 7 more GPUs"
+
+
+def test_a_quota_drains_for_a_job_that_has_waited_too_long(make_pool):
+    pool = make_pool(reserve_after_s=100.0, tenants={"q": TenantPolicy(quota_gpus=8.0)})
+    pool.nodes(2)
+    pool.arrive("r", 1, tenant="q")
+    pool.running("r")
+    pool.arrive("big", 8, tenant="q")
+    pool.later(100)
+    pool.window()
+    assert pool.state.reserved == {"n1": "big"}
+    pool.arrive("small", 1, tenant="q")
+    pool.arrive("other", 1, tenant="another")
+    assert placed(pool.solve()) == {"other": {"n0": 1}}
     pool.complete("r")
-    assert set(placed(pool.solve())) == {"big"}
+    assert placed(pool.solve()) == {"big": {"n1": 8}}
+    pool.verify()
+
+
+def test_case_01_inside_a_quota_a_large_job_starts_however_many_small_ones_come(make_pool):
+    pool = make_pool(reserve_after_s=600.0, tenants={"default": TenantPolicy(quota_gpus=8.0)})
+    pool.node("n1", 8)
+    at = stream(pool, 1500.0)
+    came = pool.job("big").spec.submitted_at
+    assert came + 600.0 <= at["big"] <= came + 600.0 + 60.0 + 5.0
+    assert sum(time > at["big"] + 60.0 for time in at.values()) > 80, "and small ones after it"
+
+
+def test_pledges_of_one_tenant_stay_within_its_quota_so_that_they_do_not_wait_for_each_other(make_pool):
+    pool = make_pool(reserve_after_s=100.0, tenants={"default": TenantPolicy(quota_gpus=12.0)})
+    pool.nodes(3)
+    pool.arrive("r", 5)
+    pool.running("r")
+    pool.arrive("a", 8)
+    pool.arrive("b", 8)
+    pool.later(100)
+    pool.window()
+    assert set(pool.state.reserved.values()) == {"a"}
+    pool.complete("r")
+    assert set(placed(pool.solve())) == {"a"}
+    pool.window()
+    assert set(pool.state.reserved.values()) == {"b"}
+    pool.running()
+    pool.start("a")
+    pool.complete("a")
+    assert set(placed(pool.solve())) == {"b"}
+    pool.verify()
+
+
+def test_a_smaller_quota_leaves_the_oldest_its_pledge(make_pool):
+    pool = make_pool(reserve_after_s=100.0, tenants={"default": TenantPolicy(quota_gpus=20.0)})
+    pool.nodes(3)
+    for i in range(3):
+        pool.arrive(f"r{i}", 5, tenant="other")
+    pool.running("r0", "r1", "r2")
+    pool.arrive("a", 8)
+    pool.arrive("b", 8)
+    pool.later(100)
+    pool.window()
+    assert set(pool.state.reserved.values()) == {"a", "b"}
+    config = SchedulerConfig(reserve_after_s=100.0, tenants={"default": TenantPolicy(quota_gpus=8.0)})
+    pool.send(ev.EpochStarted(epoch=1, config=config))
+    pool.window()
+    assert set(pool.state.reserved.values()) == {"a"}
+
+
+def test_a_loss_does_not_start_the_bound_anew_but_a_refusal_does(make_pool):
+    pool = make_pool(reserve_after_s=100.0, backoff_s=0.0)
+    pool.nodes(2)
+    pool.arrive("r0", 8)
+    pool.arrive("r1", 8)
+    pool.running("r0", "r1")
+    pool.arrive("big", 8)
+    pool.later(60)
+    pool.complete("r0")
+    pool.running("big")
+    pool.later(1000)
+    pool.lose(pool.run("big").allocations[0].node_id, fenced=True)
+    assert (pool.job("big").queued_at, pool.job("big").waited_s) == (pool.now, 60.0)
+    pool.later(39)
+    pool.window()
+    assert not pool.state.reserved
+    pool.later(1)
+    pool.window()
+    assert set(pool.state.reserved.values()) == {"big"}
+    pool.complete("r1")
+    pool.solve()
+    pool.report(ev.RunRejected, "big", node_id="n1")
+    assert pool.job("big").waited_s == 0.0
+    pool.verify()
 
 
 def test_what_a_reserved_job_will_take_is_not_left_for_its_tenants_others(make_pool):
@@ -281,7 +367,7 @@ def test_a_quota_that_became_too_small_ends_the_reservation(make_pool):
     pool = full(make_pool, tenants={"default": TenantPolicy(quota_gpus=20.0)})
     pool.window()
     assert pool.state.reserved
-    config = SchedulerConfig(reserve_after_s=100.0, tenants={"default": TenantPolicy(quota_gpus=12.0)})
+    config = SchedulerConfig(reserve_after_s=100.0, tenants={"default": TenantPolicy(quota_gpus=7.0)})
     pool.send(ev.EpochStarted(epoch=1, config=config))
     pool.window()
     assert not pool.state.reserved

@@ -167,6 +167,15 @@ def test_a_completion_from_before_the_stop_is_genuine(make_pool):
     assert pool.states("a") == ["completed"]
 
 
+@pytest.mark.parametrize(("after_s", "state"), [(0, "completed"), (5, "completed"), (5.1, "queued")])
+def test_a_completion_about_when_the_stop_was_said_is_in_the_jobs_favour(make_pool, after_s, state):
+    """The executor's clock may be ahead."""
+    pool = run_in(make_pool, "preempting")
+    stop_at = pool.run("a").stop_at
+    pool.complete("a", time=stop_at + after_s)
+    assert pool.states("a") == [state]
+
+
 def test_a_completion_without_a_start_completes(make_pool):
     pool = run_in(make_pool, "placed")
     pool.complete("a")
@@ -363,6 +372,32 @@ def test_refusals_of_different_jobs_quarantine_a_node_for_a_while(make_pool):
     pool.crash()
     pool.later(1)
     assert placed(pool.solve()) == {"a": {"n0": 1}}
+
+
+def test_a_node_whose_executor_is_dead_does_not_take_one_job_after_the_other(make_pool):
+    pool = make_pool(lease_s=60.0, quarantine_after=3)
+    pool.node("n0")
+    for i in range(3):
+        assert pool.free() == {"n0": 8 - i}
+        pool.arrive(f"j{i}")
+        pool.solve()
+        pool.later(61)
+        pool.window()
+    assert pool.free() == {}
+    pool.node("n1")
+    pool.arrive("a")
+    assert placed(pool.solve()) == {"a": {"n1": 1}}
+    pool.verify()
+
+
+def test_an_expired_lease_of_a_gang_blames_no_node(make_pool):
+    pool = make_pool(lease_s=60.0, quarantine_after=1)
+    pool.nodes(2)
+    pool.arrive("a", 8, 2)
+    pool.solve()
+    pool.later(61)
+    pool.window()
+    assert set(pool.free()) == {"n0", "n1"}
 
 
 def test_one_bad_job_does_not_quarantine_a_node(make_pool):

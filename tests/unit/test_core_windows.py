@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from core_builder import placed
+from core_builder import placed, reloaded, stops
 
+from streamsched.core import cluster
 from streamsched.core import events as ev
 from streamsched.core.instructions import SolveWindow
 from streamsched.policy.rules import Smallest
@@ -199,3 +200,49 @@ def test_a_replay_builds_no_problems(make_pool):
     pool.arrive("a")
     pool.state.ranker = None
     assert pool.window() == []
+
+
+# ── many timers at once ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("what", ["lease", "reminder", "loss"])
+def test_one_window_gives_a_bounded_number_of_orders_and_says_that_there_are_more(monkeypatch, make_pool, what):
+    monkeypatch.setattr(cluster, "_ORDERS_PER_WINDOW", 3)
+    pool = make_pool(lease_s=60.0, lost_grace_s=30.0, quarantine_after=100)
+    pool.node("n0")
+    for i in range(8):
+        pool.arrive(f"j{i}")
+    pool.solve()
+    if what == "loss":
+        pool.lose("n0")
+    elif what == "reminder":
+        for i in range(8):
+            pool.command(ev.CancelRequested, f"j{i}")
+    pool.later(61)
+    told = []
+    for more in (True, True, False, False):
+        told.append(stops(pool.window()))
+        assert pool.state.unfinished_timers == more
+        pool.verify()
+        pool.state = reloaded(pool.state)  # what is left is found by any process
+    assert [len(orders) for orders in told] == [3, 3, 2, 0]
+    assert [order for orders in told for order in orders] == [("revoke", f"j{i}:{i}:1") for i in range(8)]
+
+
+def test_one_window_starts_one_job_on_its_reserved_nodes(make_pool):
+    pool = make_pool(reserve_after_s=100.0)
+    pool.nodes(2)
+    for i in range(2):
+        pool.arrive(f"r{i}", 8)
+    pool.running("r0", "r1")
+    pool.arrive("a", 8)
+    pool.arrive("b", 8)
+    pool.later(100)
+    pool.window()
+    pool.complete("r0")
+    pool.complete("r1")
+    assert set(placed(pool.window())) == {"a"}
+    assert pool.state.unfinished_timers
+    assert set(placed(pool.window())) == {"b"}
+    assert not pool.state.unfinished_timers
+    pool.verify()
