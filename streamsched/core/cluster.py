@@ -245,9 +245,9 @@ class ClusterState:
             return
         self._end_run(run)
         stop_at = run.stop_at if run.state is RunState.STOPPING else None
-        if stop_at is not None and event.time > stop_at + _CLOCKS_APART_S:
-            # It was told to stop and then its process ended: that is the stop, not the job's end. The executor's clock
-            # may be ahead of ours; in doubt the job has ended.
+        if stop_at is not None and event.time > stop_at:
+            # It was told to stop and then its process ended: that is the stop, not the job's end. In doubt (clocks
+            # differ) the job runs again: work done twice is better than work counted as done that was not.
             self._after_stop(run)
         else:
             self._finish(run, Trigger.COMPLETE, "", 0)

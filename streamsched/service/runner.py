@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from redis.exceptions import RedisError
 
 from streamsched.bus import codec, journal
@@ -353,6 +353,8 @@ class PoolRunner:
         if any(isinstance(work.event, ev.WindowElapsed) for work in works):
             self._worth_a_window = False
             self._last_window = now
+            if self.state.unfinished_timers:
+                self._last_timer = 0.0  # more leases and lost runs are due than one record should hold
         if changes or decisions:
             self._worth_a_window = True
         if problem is not None and self._solving is None and not self._stop.is_set():
@@ -377,6 +379,8 @@ class PoolRunner:
         )
         try:
             offset = await self._journal.append(record, self.partition)
+        except MessageSizeTooLargeError:
+            raise  # it would be so every time: end, and say so
         except KafkaError as error:
             raise _StateLost(f"a journal write is uncertain ({words(error)})") from None
         if not self._journal.written.alone_since(self.partition, before.journal):

@@ -370,7 +370,7 @@ def test_case_30_a_preempted_run_that_exits_0_has_not_completed_its_job(make_poo
     pool.arrive("j", 8, preemptible=True)
     pool.running("j")
     pool.send(ev.NodeDrained(node_id="n0"))
-    pool.later(6)
+    pool.later(1)
     pool.complete("j")
     assert pool.states("j") == ["queued"]
     assert placed(pool.solve()) == {"j": {"n1": 8}}
