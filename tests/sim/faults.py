@@ -33,6 +33,7 @@ from streamsched.bus import codec, journal
 from streamsched.bus import messages as m
 from streamsched.bus.topics import TopicNames, partition_of
 from streamsched.core.config import SchedulerConfig
+from streamsched.core.errors import BrokenInvariant
 from streamsched.core.model import TERMINAL, JobState
 from streamsched.core.tenants import TenantPolicy
 from streamsched.policy import RULES
@@ -470,7 +471,7 @@ def run_plan(seed: int, plan: Plan, say: Any = None) -> tuple[Result, Simulation
     ):
         try:
             run_loop(main, unhandled)
-        except (Stuck, Violation, AssertionError) as error:
+        except (Stuck, Violation, AssertionError, BrokenInvariant) as error:
             made[0].world.fail(f"{type(error).__name__}: {error}")
     world = made[0].world
     counts = dict(sorted(world.counts.items()))

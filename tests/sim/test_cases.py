@@ -69,10 +69,16 @@ _MOMENTS = (
 @pytest.mark.parametrize("moment", _MOMENTS)
 @pytest.mark.parametrize("forgetful", [False, True], ids=["", "redis_from_a_copy"])
 def test_case_09_a_late_commit_of_an_old_scheduler_is_refused(moment: str, forgetful: bool) -> None:
-    """It stalls past its session in the middle of a commit, a new one takes over, the old one wakes.
+    """It stalls past its session in the middle of a commit, a new one takes over, the old one wakes."""
+    result, sim = wake_the_old_one(moment, forgetful)
+    assert result.counts["freezes"] == 1
+    assert epoch_of(sim) >= 2
+    # Whoever was in the middle of the commit told its decisions, or the new one did, with the same content.
+    assert set(places(sim)) == {d.placement_id for r in sim.checks[0].counted() for d in r.decisions if _is_place(d)}
 
-    `forgetful`: at that moment Redis comes back from a copy in which the old one still is the owner.
-    """
+
+def wake_the_old_one(moment: str, forgetful: bool) -> tuple[Result, Simulation]:
+    """`forgetful`: when it wakes Redis comes back from a copy in which the old one still is the owner."""
 
     async def script(sim: Simulation) -> None:
         await until(lambda: sim.world.counts["freezes"])
@@ -85,12 +91,7 @@ def test_case_09_a_late_commit_of_an_old_scheduler_is_refused(moment: str, forge
         sim.world.thaw(frozen.name)
         await asyncio.sleep(5.0)
 
-    made = plan(faults={"exact": {(moment, 12): "freeze"}, "freeze_s": 1000.0}, jobs=40, script=script)
-    result, sim = run(made)
-    assert result.counts["freezes"] == 1
-    assert epoch_of(sim) >= 2
-    # Whoever was in the middle of the commit told its decisions, or the new one did, with the same content.
-    assert set(places(sim)) == {d.placement_id for r in sim.checks[0].counted() for d in r.decisions if _is_place(d)}
+    return run(plan(faults={"exact": {(moment, 12): "freeze"}, "freeze_s": 1000.0}, jobs=40, script=script))
 
 
 def _is_place(decision: Any) -> bool:
