@@ -56,6 +56,10 @@ log = logging.getLogger(__name__)
 _RECORD_EVENTS = 1000
 _DEAF_S = 10.0
 _CHECK_EVERY_S = 2.0
+_WINDOW_REST = 4.0
+_RANKING_REST = 20.0
+"""Times as long as the last window (ranking) took until the next. A message from Kafka takes several turns of the event
+loop to get here, so with windows back to back over a long queue hardly any would, completions among them."""
 _RECORD_BYTES = 2 * 1024 * 1024
 """About the bytes of a journal record at most, so that it stays well below the topic's limit."""
 
@@ -154,6 +158,8 @@ class PoolRunner:
         self._stop = asyncio.Event()
         self._worth_a_window = True
         self._last_window = 0.0
+        self._window_pause = parts.settings.window_s
+        self._ranking_pause = parts.settings.ranking_every_s
         self._last_timer = 0.0
         self._listened_at = parts.clock()
         """When silence was last judged: a long gap means that this process was held up, not the nodes."""
@@ -240,7 +246,7 @@ class PoolRunner:
         now = self._parts.clock()
         due = self._last_timer + self._settings.timer_s
         if self._worth_a_window and self._solving is None:
-            due = min(due, self._last_window + self._settings.window_s)
+            due = min(due, self._last_window + self._window_pause)
         return max(0.0, due - now)
 
     async def _apply_until_done(self, batches: list[_Batch], works: list[_Work]) -> None:
@@ -297,7 +303,7 @@ class PoolRunner:
         now = self._parts.clock()
         works: list[_Work] = []
         timer_due = now - self._last_timer >= self._settings.timer_s
-        window_due = self._worth_a_window and now - self._last_window >= self._settings.window_s
+        window_due = self._worth_a_window and now - self._last_window >= self._window_pause
         if timer_due:
             self._last_timer = now
             works += [_Work(ev.NodeLost(node_id=node_id)) for node_id in self._silent_nodes(now)]
@@ -345,6 +351,7 @@ class PoolRunner:
                     decisions.append(instruction)
             if work.source is not None:
                 self._pass(work.source)
+        worked_until = self._parts.clock()
         changes = self.state.take_changes()
         for refused, source in letters:
             await self._parts.letters(refused, source)
@@ -352,7 +359,8 @@ class PoolRunner:
             await self._make_durable(works, now, decisions, changes)
         if any(isinstance(work.event, ev.WindowElapsed) for work in works):
             self._worth_a_window = False
-            self._last_window = now
+            self._last_window = worked_until
+            self._window_pause = max(self._settings.window_s, _WINDOW_REST * (worked_until - now))
             if self.state.unfinished_timers:
                 self._last_timer = 0.0  # more leases and lost runs are due than one record should hold
         if changes or decisions:
@@ -519,18 +527,20 @@ class PoolRunner:
     async def _publish_ranking(self) -> None:
         """The queue as last ranked, when it tells anything new; one that is not written is replaced by the next."""
         now = self._parts.clock()
-        due = now - self._last_ranking >= self._settings.ranking_every_s
+        due = now - self._last_ranking >= self._ranking_pause
         if not due or self._parts.producer.outage.active:
             return
         self._last_ranking = now
         ranking = queue_ranking(self.state, self._position.seq, now, self._unplaced, self._settings.ranking_jobs)
         told = [(job.job_id, job.state, job.reason) for job in ranking.jobs]
-        if told == self._told:
+        encoded = codec.encode(ranking) if told != self._told else None
+        self._ranking_pause = max(self._settings.ranking_every_s, _RANKING_REST * (self._parts.clock() - now))
+        if encoded is None:
             return
         self._told = told
         try:
             await self._parts.producer.send(
-                self._names.rankings, codec.encode(ranking), key=self.pool.encode(), partition=self.partition
+                self._names.rankings, encoded, key=self.pool.encode(), partition=self.partition
             )
         except KafkaError as error:
             log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
