@@ -22,6 +22,9 @@ from typing import Any
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from redis.exceptions import RedisError
 from rich.table import Table
 from service_fixture import Service, WorkerProcess
 
@@ -35,6 +38,7 @@ from streamsched.core.cluster import ClusterState
 from streamsched.core.instructions import Place
 from streamsched.core.model import TERMINAL
 from streamsched.service.history import Until, replay, story_of
+from streamsched.store.pool_store import summaries
 
 KILL, FREEZE, REDIS, BROKER, FLUSH = "worker killed", "worker frozen", "Redis killed", "broker killed", "Redis flushed"
 BOUND_BEYOND_SESSION_S = 5.0
@@ -114,6 +118,26 @@ class Storm:
                     self._say(f"{self._now()} {worker.log.stem} ended by itself, exit code {code}")
                 await asyncio.sleep(0.5)
                 self._slots[slot] = self.service.spawn()
+
+    async def watch(self) -> None:
+        """Every few seconds to `watch.log`, until cancelled: what is not acknowledged, by topic, and pool loads."""
+        with (self.service.folder / "watch.log").open("w") as log:
+            while True:
+                await asyncio.sleep(5.0)
+                try:
+                    async with asyncio.timeout(10.0):
+                        lags = await lags_of(self.service)
+                    loads = await asyncio.to_thread(self._loads)
+                    log.write(f"{self._now()} {lags} {loads}\n")
+                except (TimeoutError, KafkaError, RedisError, OSError) as error:
+                    log.write(f"{self._now()} {error!r}\n")
+                log.flush()
+
+    def _loads(self) -> dict[str, str]:
+        settings = self.service.settings
+        values = self.service.redis(lambda client: summaries(client, settings.key_prefix, settings.pools))
+        told = {pool: msgspec.json.decode(value) for pool, value in zip(settings.pools, values, strict=True) if value}
+        return {pool: f"{now['queued']} queued, {now['runs']} runs" for pool, now in told.items()}
 
     def settled(self) -> bool:
         """Whether every pool in Redis says that all is done: for the end, when nothing flows any more."""
@@ -235,6 +259,25 @@ class Storm:
 
     def _now(self) -> str:
         return f"{time.time() - self._started:6.1f} s"
+
+
+async def lags_of(service: Service) -> dict[str, list[int]]:
+    """Messages of each partition that the consumer group has not acknowledged."""
+    names = service.names
+    async with AIOKafkaConsumer(**service.stack.kafka.consumer_options()) as consumer:
+        admin = AIOKafkaAdminClient(**service.stack.kafka.client_options())
+        await admin.start()
+        try:
+            committed = await admin.list_consumer_group_offsets(service.settings.group)
+        finally:
+            await admin.close()
+        lags = {}
+        for topic in (names.arrivals, names.pool_jobs, names.completions, names.nodes):
+            partitions = [TopicPartition(topic, p) for p in range(service.settings.partitions)]
+            ends = await consumer.end_offsets(partitions)
+            told = [max(0, committed[tp].offset) if tp in committed else 0 for tp in partitions]
+            lags[topic.removeprefix(names.prefix)] = [ends[tp] - at for tp, at in zip(partitions, told, strict=True)]
+    return lags
 
 
 def owned_pools(worker: WorkerProcess) -> tuple[str, ...]:

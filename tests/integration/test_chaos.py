@@ -7,7 +7,6 @@ STREAMSCHED_CHAOS_SEED repeats the choices of a run (not its timing).
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import os
 import random
@@ -79,15 +78,19 @@ async def storm_over(storm: Storm, trace: Path) -> ReplayResult:
         fleet=FleetOptions(start_delay_s=0.01, duplicate_share=0.02, delay_s=0.05),
     )
     supervisor = asyncio.create_task(storm.supervise())
+    watcher = asyncio.create_task(storm.watch())
     beside = asyncio.create_task(storm.rage())
     try:
-        result = await run_replay(options, service.stack.kafka, service.names, Console(file=io.StringIO()))
+        with (service.folder / "replay.log").open("w") as log:
+            console = Console(file=log, width=200)
+            result = await run_replay(options, service.stack.kafka, service.names, console)
         await beside
         await asyncio.to_thread(service.wait_for, storm.settled, "all pools to be done", 120.0)
     finally:
-        beside.cancel()
-        supervisor.cancel()
-        await asyncio.gather(beside, supervisor, return_exceptions=True)
+        tasks = (beside, watcher, supervisor)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return result
 
 
