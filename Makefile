@@ -18,8 +18,8 @@ help:  ## Show this list
 demo: .venv/.embedded  ## Schedule a workload end to end on this machine, no Docker or Java needed
 	@$(BIN)/streamsched demo $(ARGS)
 
-test: .venv/.dev services  ## All tests but the slow ones (STACK=embedded: without Java and redis-server)
-	@$(TESTS) -m "not slow" $(PYTEST_ARGS)
+test: .venv/.dev services  ## All tests but the slow ones and chaos (STACK=embedded: without Java and redis-server)
+	@$(TESTS) -m "not slow and not chaos" $(PYTEST_ARGS)
 
 test-slow: .venv/.dev services  ## The tests that take over a minute
 	@$(TESTS) -m slow $(PYTEST_ARGS)
