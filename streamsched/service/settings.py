@@ -14,6 +14,7 @@ import msgspec
 
 from streamsched.bus.app import GroupTimes
 from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.messages import Id
 from streamsched.bus.topics import DEFAULT_PARTITIONS, TopicNames
 from streamsched.core.config import SchedulerConfig
 from streamsched.errors import UserError
@@ -136,11 +137,24 @@ def _checked(what: str, name: str, value: Any, kind: Any, strict: bool) -> Any:
         converted = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise UserError(f"{what}: {error}") from None
+    if name == "pools":
+        _check_pools(what, converted)
     if isinstance(converted, int | float):
         may_be_zero = isinstance(converted, float) and name not in _ABOVE_ZERO
         if not math.isfinite(converted) or converted < 0 or (converted == 0 and not may_be_zero):
             raise UserError(f"{what}: expected a number {'from' if may_be_zero else 'above'} 0")
     return converted
+
+
+def _check_pools(what: str, pools: tuple[str, ...]) -> None:
+    """A pool's name is a key in Kafka and part of every message of it."""
+    for pool in pools:
+        try:
+            msgspec.convert(pool, Id)
+        except msgspec.ValidationError:
+            raise UserError(f"{what}: {pool!r} is no name for a pool (letters, digits and ._:/@+-)") from None
+    if len(set(pools)) < len(pools):
+        raise UserError(f"{what}: a pool is named twice")
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -35,8 +35,8 @@ class JobIndex:
     def __init__(self, redis: Redis, pools: Sequence[str], prefix: str) -> None:
         self._redis = redis
         self._pools = list(pools)
-        self._jobs = f"{prefix}{{router}}:jobs"
-        self._ready = f"{prefix}{{router}}:pools"
+        self._jobs = f"{prefix}{{#router}}:jobs"
+        self._ready = f"{prefix}{{#router}}:pools"  # no pool can have this name
         self._claim = redis.register_script(_CLAIM)
         self._forget = redis.register_script(_FORGET)
 

@@ -8,6 +8,7 @@ them. What is here is a view: the journal in Kafka is the truth, and `seq` and `
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -23,6 +24,8 @@ from streamsched.core.node import NodeRecord
 from streamsched.core.tenants import TenantUsage
 
 _SCRIPT = resources.files(__package__).joinpath("pool_state.lua").read_text(encoding="utf-8")
+log = logging.getLogger(__name__)
+
 _KEYS = ("meta", "jobs", "runs", "nodes", "tenants", "queue")
 _FILL = 20_000
 """Values per script call when a state is written anew: other clients of Redis wait meanwhile."""
@@ -79,14 +82,20 @@ class PoolStore:
         epoch = int(meta.get(b"epoch", 0))
         if b"state" not in meta:
             return Stored(epoch=epoch, position=Position(), state=None)
-        state = Changes(
-            jobs=_decode_all(raw["jobs"], Job),
-            runs=_decode_all(raw["runs"], Run),
-            nodes=_decode_all(raw["nodes"], NodeRecord),
-            tenants=_decode_all(raw["tenants"], TenantUsage),
-            meta=msgspec.json.decode(meta[b"state"], type=Meta),
-        )
-        return Stored(epoch=epoch, position=msgspec.json.decode(meta[b"position"], type=Position), state=state)
+        try:
+            state = Changes(
+                jobs=_decode_all(raw["jobs"], Job),
+                runs=_decode_all(raw["runs"], Run),
+                nodes=_decode_all(raw["nodes"], NodeRecord),
+                tenants=_decode_all(raw["tenants"], TenantUsage),
+                meta=msgspec.json.decode(meta[b"state"], type=Meta),
+            )
+            position = msgspec.json.decode(meta[b"position"], type=Position)
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+            # Only a view: what cannot be read is made anew from the journal.
+            log.warning("pool %s: what Redis holds cannot be read (%s)", self.pool, error)
+            return Stored(epoch=epoch, position=Position(), state=None)
+        return Stored(epoch=epoch, position=position, state=state)
 
     async def epoch(self) -> int:
         """Of the owner; 0 when there has been none."""

@@ -204,5 +204,5 @@ async def _dump_real(real: Redis, prefix: str) -> dict[bytes, Any]:
 
 async def _keys(real: Redis, prefix: str) -> list[bytes]:
     names = [f"{prefix}{{p}}:{kind}" for kind in ("meta", "jobs", "runs", "nodes", "tenants", "queue")]
-    names += [f"{prefix}{{router}}:{kind}" for kind in ("jobs", "pools")]
+    names += [f"{prefix}{{#router}}:{kind}" for kind in ("jobs", "pools")]
     return [name.encode() for name in names if await real.exists(name)]
