@@ -178,12 +178,13 @@ async def _compare(real: Redis, prefix: str, steps: list[Operation]) -> None:
     server = Server()
     fake: Any = Client(server)
     both = [(PoolStore(c, "p", prefix), JobIndex(c, _POOLS, prefix), c) for c in (fake, real)]
+    store, index, _ = both[1]
+    names = [*store._keys, index._jobs, index._ready]
     for step in steps:
         assert await step(*both[0]) == await step(*both[1])
-        assert _dump(server) == await _dump_real(real, prefix)
+        assert _dump(server) == await _dump_real(real, names)
         assert await both[0][0].load() == await both[1][0].load()
-    for key in await _keys(real, prefix):
-        await real.delete(key)
+    await real.delete(*names)
 
 
 def _dump(server: Server) -> dict[bytes, Any]:
@@ -192,17 +193,12 @@ def _dump(server: Server) -> dict[bytes, Any]:
     return held | {key: dict(value) for key, value in server.data.sorted_sets.items() if value}
 
 
-async def _dump_real(real: Redis, prefix: str) -> dict[bytes, Any]:
+async def _dump_real(real: Redis, names: list[str]) -> dict[bytes, Any]:
     dump: dict[bytes, Any] = {}
-    for key in await _keys(real, prefix):
-        if await real.type(key) == b"zset":
-            dump[key] = dict(await real.zrange(key, 0, -1, withscores=True))
-        else:
-            dump[key] = await real.hgetall(key)
+    for name in names:
+        kind = await real.type(name)
+        if kind == b"zset":
+            dump[name.encode()] = dict(await real.zrange(name, 0, -1, withscores=True))
+        elif kind == b"hash":
+            dump[name.encode()] = await real.hgetall(name)
     return dump
-
-
-async def _keys(real: Redis, prefix: str) -> list[bytes]:
-    names = [f"{prefix}{{p}}:{kind}" for kind in ("meta", "jobs", "runs", "nodes", "tenants", "queue")]
-    names += [f"{prefix}{{#router}}:{kind}" for kind in ("jobs", "pools")]
-    return [name.encode() for name in names if await real.exists(name)]
