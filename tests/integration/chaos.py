@@ -264,20 +264,22 @@ class Storm:
 async def lags_of(service: Service) -> dict[str, list[int]]:
     """Messages of each partition that the consumer group has not acknowledged."""
     names = service.names
-    async with AIOKafkaConsumer(**service.stack.kafka.consumer_options()) as consumer:
-        admin = AIOKafkaAdminClient(**service.stack.kafka.client_options())
+    consumer = AIOKafkaConsumer(**service.stack.kafka.consumer_options())
+    admin = AIOKafkaAdminClient(**service.stack.kafka.client_options())
+    try:
+        await consumer.start()
         await admin.start()
-        try:
-            committed = await admin.list_consumer_group_offsets(service.settings.group)
-        finally:
-            await admin.close()
+        committed = await admin.list_consumer_group_offsets(service.settings.group)
         lags = {}
         for topic in (names.arrivals, names.pool_jobs, names.completions, names.nodes):
             partitions = [TopicPartition(topic, p) for p in range(service.settings.partitions)]
             ends = await consumer.end_offsets(partitions)
             told = [max(0, committed[tp].offset) if tp in committed else 0 for tp in partitions]
             lags[topic.removeprefix(names.prefix)] = [ends[tp] - at for tp, at in zip(partitions, told, strict=True)]
-    return lags
+        return lags
+    finally:  # also when the start failed
+        await consumer.stop()
+        await admin.close()
 
 
 def owned_pools(worker: WorkerProcess) -> tuple[str, ...]:
