@@ -240,6 +240,9 @@ def _attach(
             except Exception as error:
                 fault(error)
                 raise
+            except asyncio.CancelledError as error:
+                _judge_cancelled(error, fault)
+                raise
 
     app.agent(channel, name=name, concurrency=1)(agent)
 
@@ -250,7 +253,20 @@ async def _after(work: Awaitable[None], finished: Callable[[], None], fault: Cal
     except Exception as error:
         fault(error)
         raise
+    except asyncio.CancelledError as error:
+        _judge_cancelled(error, fault)
+        raise
     finished()
+
+
+def _judge_cancelled(error: asyncio.CancelledError, fault: Callable[[BaseException], None]) -> None:
+    """Faust cancels an agent that it stops. One that was cancelled by nobody awaited what a client library cancelled
+    of its own: taken for a stop, its partitions would be consumed no more, without a word."""
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        stray = RuntimeError("a batch was cut short by a connection that closed")
+        stray.__cause__ = error
+        fault(stray)
 
 
 def _input(message: Any, prefix: int) -> Input:

@@ -153,7 +153,10 @@ def _watch(settings: Settings, producer: Producer, scheduler: Scheduler, app: An
         raise RuntimeError(f"the consumer has crashed: {words(app.crash_reason)}")
 
     def ended(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            if not task.cancelling():
+                _end_process(RuntimeError("a watching task was cancelled by nobody of us"))
+        elif (error := task.exception()) is not None:
             _end_process(error)
 
     tasks = [

@@ -46,7 +46,7 @@ from streamsched.store.pool_store import Outcome, PoolStore, Position
 
 from .ranking import queue_ranking
 from .recovery import Fenced, PoolTopics, known_jobs, take_over
-from .retry import pauses, words
+from .retry import connection_errors, is_stray, pauses, words
 from .settings import Settings
 from .snapshotter import Snapshotter
 from .summary import pool_summary
@@ -220,6 +220,10 @@ class PoolRunner:
                             batch.done.set_exception(GivenUp())
         except _Stopped:
             log.info("pool %s: stopped with a commit under way; its next owner completes it", self.pool)
+        except asyncio.CancelledError as error:
+            if is_stray():  # else the pool would stand still without a word
+                raise RuntimeError(f"pool {self.pool}: its task was cancelled by nobody of us") from error
+            raise
 
     async def _wait(self) -> None:
         """Until there is work or a timer is due."""
@@ -253,14 +257,15 @@ class PoolRunner:
         """Apply; when the state had to be recovered on the way, apply again what its offsets say is not in."""
         while True:
             try:
-                todo = works + [work for batch in batches for work in await self._admit(batch)]
-                todo += self._timers()
-                for chunk in _chunks(todo):
-                    await self._commit(chunk)
-                await self._check_store()
-                await self._publish_ranking()
+                with connection_errors():
+                    todo = works + [work for batch in batches for work in await self._admit(batch)]
+                    todo += self._timers()
+                    for chunk in _chunks(todo):
+                        await self._commit(chunk)
+                    await self._check_store()
+                    await self._publish_ranking()
                 break
-            except _StateLost as lost:
+            except (_StateLost, ConnectionError) as lost:
                 log.warning("pool %s: %s; recovering", self.pool, lost)
                 works = []
                 await self._recover_until_done()
@@ -515,7 +520,8 @@ class PoolRunner:
 
     async def _solve(self, problem: Problem) -> None:
         try:
-            solution: Solution = await self._parts.solve(problem)
+            with connection_errors():
+                solution: Solution = await self._parts.solve(problem)
         except Exception:
             log.exception("pool %s: a window could not be solved", self.pool)
             solution = Solution(window=problem.window, status=SolveStatus.EMPTY)
@@ -553,7 +559,8 @@ class PoolRunner:
     async def _recover_until_done(self) -> None:
         for pause in pauses():
             try:
-                await self._recover()
+                with connection_errors():
+                    await self._recover()
                 return
             except (RedisError, KafkaError, OSError, _StateLost) as error:
                 log.warning("pool %s: cannot recover yet (%s), trying again", self.pool, words(error))

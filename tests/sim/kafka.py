@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiokafka.errors import KafkaConnectionError, KafkaError, RequestTimedOutError
+from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
 from streamsched.bus.topics import partition_of
 
@@ -48,6 +48,7 @@ class Kafka:
         self.partitions = partitions
         self.logs: dict[TopicPartition, list[Record]] = defaultdict(list)
         self.away_until = 0.0
+        self._losses = 0
 
     def append(self, topic: str, partition: int, key: bytes | None, value: bytes, writer: str) -> Record:
         log = self.logs[topic, partition]
@@ -79,17 +80,22 @@ class Kafka:
         await self._world.hazard(f"read {topic}")
         await asyncio.sleep(self._world.faults.latency_s())
         if self.away:
-            raise KafkaConnectionError("the broker is away")
+            raise self._connection_lost()
         log = self.logs[topic, partition]
         end = len(log) if stop is None else stop
         for offset in range(start, end):
             if offset % 50 == 49:
                 await self._world.hazard(f"read on {topic}")
                 if self.away:
-                    raise KafkaError("the broker went away")
+                    raise self._connection_lost()
             record = log[offset]
             if record.key == key or (prefix and record.key is not None and record.key.startswith(key)):
                 yield record.offset, int(record.at * 1000), record.value
+
+    def _connection_lost(self) -> BaseException:
+        """aiokafka cancels what awaits a connection that it closes: now an error of its own, now that."""
+        self._losses += 1
+        return asyncio.CancelledError() if self._losses % 2 else KafkaConnectionError("the broker is away")
 
     async def first_offset(self, connection: Any, topic: str, partition: int) -> int:
         """In the place of `streamsched.bus.journal.first_offset`."""

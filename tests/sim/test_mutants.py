@@ -5,6 +5,7 @@ If a mutant survives, the simulation has stopped to look where that bug would be
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -89,6 +90,7 @@ MUTANTS: dict[str, tuple[int, Any, str, Any]] = {
     "old news of a fence ends new runs": (17, cluster, "_was_there", _surely),
     "the index forgets jobs on their way": (194, runner, "known_jobs", _state_only),
     "placements are published before the journal has them": (1, PoolRunner, "_make_durable", _publish_first),
+    "a read that a closing connection cuts off ends the pool": (1, runner, "connection_errors", nullcontext),
     "the store takes any epoch": (56, redis, "_owner", _always_owner),
 }
 """Bug -> (a seed that found it when this was written, where to put it)."""
