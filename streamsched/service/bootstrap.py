@@ -94,7 +94,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
         clock=clock,
         ranker=ranker,
         solve=solver.solve,
-        letters=letters,
+        letters=letters.write,
         index=index,
     )
     scheduler = Scheduler(parts, redis, letters, _end_process)
