@@ -22,6 +22,8 @@ from streamsched.errors import CheckFailed, ServiceUnreachable, UserError
 from streamsched.service.history import Until, compare_with_redis, rebuild, replay, story_of
 from streamsched.service.reachable import check_reachable
 from streamsched.service.settings import Settings
+from streamsched.store.client import trouble
+from streamsched.store.pool_store import Unreadable
 
 T = TypeVar("T")
 console = Console(highlight=False, soft_wrap=True)
@@ -41,7 +43,7 @@ def replay_command(
     """Fold a pool's journal through the core, without any solver, and print the state or one job's story."""
     settings = _ready()
     if check:
-        differences = _run(compare_with_redis(settings, pool))
+        differences = _run(compare_with_redis(settings, pool), settings)
         for line in differences[:20]:
             console.print(line, markup=False)
         if differences:
@@ -49,7 +51,7 @@ def replay_command(
         console.print(f"pool {pool}: Redis holds byte for byte what the journal gives")
         return
     lines, note = story_of(job or "")
-    fold = _run(replay(settings, pool, _until(until), note if job else None))
+    fold = _run(replay(settings, pool, _until(until), note if job else None), settings)
     if job:
         if not lines:
             raise UserError(f"pool {pool}: no job {job} up to record {fold.position.seq}")
@@ -64,7 +66,7 @@ def replay_command(
 def rebuild_command(pool: PoolOption) -> None:
     """Write a pool's keys in Redis anew from snapshots and journal. A live owner of the pool ends and restarts."""
     settings = _ready()
-    fold = _run(rebuild(settings, pool))
+    fold = _run(rebuild(settings, pool), settings)
     _print_state(fold.state, fold.position.seq)
 
 
@@ -99,12 +101,16 @@ def _ready() -> Settings:
     return settings
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
+def _run(work: Coroutine[Any, Any, T], settings: Settings) -> T:
     try:
         return asyncio.run(work)
     except HistoryMissing as error:
         raise UserError(str(error)) from None
     except BrokenInvariant as error:
         raise UserError(f"{str(error).splitlines()[0]} (was it written by another version of streamsched?)") from None
-    except (KafkaError, RedisError) as error:
-        raise ServiceUnreachable(f"Kafka or Redis stopped answering: {error}") from None
+    except Unreadable as error:
+        raise CheckFailed(f"Redis holds what streamsched did not write ({error}): `streamsched rebuild`") from None
+    except RedisError as error:
+        raise ServiceUnreachable(trouble(error, settings.redis)) from None
+    except KafkaError as error:
+        raise ServiceUnreachable(f"Kafka at {settings.kafka.bootstrap} stopped answering: {error}") from None

@@ -23,8 +23,11 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     quarantine_after: int = 5
     """Refusals in a row by one node after which it gets no new runs for `quarantine_s`."""
     quarantine_s: float = 600.0
-    finished_keep_s: float = 7 * 86400.0
-    """How long a finished job is remembered; the same id after that is a new job."""
+    finished_keep_s: float = 10 * 86400.0
+    """How long a finished job is remembered; the same id after that is a new job.
+
+    Longer than `jobs.arrivals` is kept (7 days and a segment of one): else an arrival read once more would run again.
+    """
     reserve_after_s: float = 24 * 3600.0
     """A job that has waited longer gets a reservation that other jobs may not delay."""
     reservations_max: int = 4

@@ -30,6 +30,7 @@ from .clock import Clock
 from .letters import DeadLetters
 from .reachable import check_reachable, probe_kafka
 from .recovery import Fenced
+from .retention import unsafe_keep
 from .retry import words
 from .router import Router
 from .runner import Parts
@@ -93,7 +94,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
         clock=clock,
         ranker=ranker,
         solve=solver.solve,
-        letters=letters,
+        letters=letters.write,
         index=index,
     )
     scheduler = Scheduler(parts, redis, letters, _end_process)
@@ -179,6 +180,8 @@ async def _check_topics(settings: Settings) -> None:
     wrong = [str(change) for change in changes if change.kind in ("missing", "partitions")]
     if wrong:
         raise UserError(f"{settings.kafka.bootstrap}: {'; '.join(wrong)}. Run `streamsched topics apply`")
+    if unsafe := unsafe_keep(settings, changes):
+        log.warning("%s", unsafe)
 
 
 def _end_process(error: BaseException) -> None:

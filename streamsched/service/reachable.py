@@ -30,6 +30,7 @@ from redis.retry import Retry
 
 from streamsched.bus.connection import KafkaConnection
 from streamsched.errors import ServiceUnreachable
+from streamsched.store.client import trouble
 from streamsched.store.connection import RedisConnection
 
 _KAFKA_ADVICE = "start it, or set STREAMSCHED_KAFKA_BOOTSTRAP / --bootstrap"
@@ -76,10 +77,12 @@ def probe_redis(redis: RedisConnection, timeout_s: float = 5.0) -> None:
         raise ServiceUnreachable(f"{where}: the address does not parse, check STREAMSCHED_REDIS_URL") from None
     try:
         client.ping()
-    except (redis_client.AuthenticationError, redis_client.ResponseError) as error:
-        raise ServiceUnreachable(
-            f"{where} refuses the login ({_brief(error)}): set user and password in STREAMSCHED_REDIS_URL"
-        ) from None
+    except (
+        redis_client.AuthenticationError,
+        redis_client.BusyLoadingError,
+        redis_client.ResponseError,
+    ) as error:
+        raise ServiceUnreachable(trouble(error, redis)) from None
     except redis_client.TimeoutError:
         over = " over TLS" if redis.url.startswith("rediss:") else ""
         cause = f"nothing within {timeout_s:g} s{over}"

@@ -2,6 +2,9 @@
 
 Any worker routes; it holds nothing. Which pool a job went to is in the job index (Redis), claimed before the job is
 sent on, so that a redelivered or resubmitted arrival goes the same way and is recognised there by its id.
+
+A pool recognises a redelivered command by its offset, so the commands of one job have to come by one partition, that of
+their key: one that came by another would be taken for a command seen before, and is refused here instead.
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ from streamsched.bus.topics import ARRIVALS, partition_of
 from streamsched.core.model import JobSpec
 from streamsched.routing.least_loaded import PoolSummary, choose
 from streamsched.store import pool_store
-from streamsched.store.job_index import JobIndex
+from streamsched.store.client import trouble
+from streamsched.store.job_index import Claim, JobIndex
 
+from .early_commands import EarlyCommands
 from .letters import DeadLetters
 from .retry import pauses, words
 from .settings import Settings
@@ -57,51 +62,92 @@ class Router:
         self._letters = letters
         self._summaries: dict[str, PoolSummary] = {}
         self._summaries_at = -1e9
-        self._early: dict[str, asyncio.Future[None]] = {}
-        """Of each job with commands that wait for its arrival, the last of them: later ones must not overtake."""
+        self._unreadable: set[str] = set()
+        """Pools whose summary was not readable at the last look: said once."""
+        self._early = EarlyCommands(
+            settings.early_command_s,
+            lambda job_ids: self._from_redis(lambda: index.find(job_ids)),
+            lambda: self._from_redis(index.whole),
+            self._send_commands,
+            self._refuse_unknown,
+        )
 
     async def handle(self, inputs: list[Input]) -> dict[int, Awaitable[None] | None]:
         """Route a batch. Commands for jobs not known yet are given back by position, to be acknowledged when done."""
         arrivals: list[tuple[Input, JobArrival]] = []
         commands: list[tuple[int, Input, Command]] = []
+        letters: list[tuple[Refused, Input]] = []
         for place, source in enumerate(inputs):
             try:
                 if source.topic == ARRIVALS.name:
                     arrivals.append((source, codec.decode_arrival(source.value)))
                 else:
-                    commands.append((place, source, codec.decode_command(source.value)))
+                    commands.append((place, source, self._command(source)))
             except Refused as refused:
-                await self._letters(refused, source)
+                letters.append((refused, source))
         # Arrivals first: a command in the same batch finds its job.
-        await self._send(await self._route_arrivals(arrivals))
-        return await self._route_commands(commands)
+        await self._route_arrivals(arrivals, letters)
+        early = await self._route_commands(commands, letters)
+        await self._letters.write(letters)
+        return early
 
-    async def _route_arrivals(self, arrivals: list[tuple[Input, JobArrival]]) -> list[PoolJob]:
+    def _command(self, source: Input) -> Command:
+        command = codec.decode_command(source.value)
+        expected = partition_of(command.job_id, self._settings.partitions)
+        if source.partition != expected:
+            raise Refused(
+                "wrong-partition",
+                f"commands for job {command.job_id} belong into partition {expected}, this came by {source.partition}: "
+                "use the job's id as key and Kafka's default partitioner",
+            )
+        return command
+
+    async def _route_arrivals(
+        self, arrivals: list[tuple[Input, JobArrival]], letters: list[tuple[Refused, Input]]
+    ) -> None:
         wishes = []
         for source, arrival in arrivals:
             if arrival.pool is not None and arrival.pool not in self._settings.pools:
-                known = ", ".join(self._settings.pools)
-                await self._letters(Refused("unknown-pool", f"no pool {arrival.pool} here, there is {known}"), source)
+                letters.append((self._no_pool(f"no pool {arrival.pool} here"), source))
                 continue
             pool = arrival.pool or await self._choose(codec.job_spec(arrival))
             wishes.append((source, arrival, pool))
         if not wishes:
-            return []
-        pools = await self._claim([(arrival.job_id, pool) for _, arrival, pool in wishes])
+            return
+        claim = await self._claim([(arrival.job_id, pool) for _, arrival, pool in wishes])
         routed = []
-        for (source, arrival, _), pool in zip(wishes, pools, strict=True):
+        for (source, arrival, _), pool in zip(wishes, claim.pools, strict=True):
             if arrival.pool is not None and arrival.pool != pool:
                 detail = f"job {arrival.job_id} is in pool {pool} already; use another id for pool {arrival.pool}"
-                await self._letters(Refused("conflict", detail), source)
-                continue
-            routed.append(_pool_job(pool, source, arrival=arrival))
-        return routed
+                letters.append((Refused("conflict", detail), source))
+            elif pool not in self._settings.pools:
+                letters.append((self._not_here(arrival.job_id, pool), source))
+            else:
+                routed.append(_pool_job(pool, source, arrival=arrival))
+        await self._send(routed)
+        await self._confirm(routed, claim.generation)
 
-    async def _claim(self, wishes: Sequence[tuple[str, str]]) -> list[str]:
+    async def _confirm(self, routed: list[PoolJob], generation: str) -> None:
+        """If Redis was started again meanwhile, the pools wrote their jobs anew, perhaps before these reached them."""
+        if not routed or await self._from_redis(self._index.generation) == generation:
+            return
+        wishes = [(message.arrival.job_id, message.pool) for message in routed if message.arrival is not None]
+        claim = await self._claim(wishes)
+        for (job_id, pool), found in zip(wishes, claim.pools, strict=True):
+            if found != pool:
+                log.warning("job %s was sent to pool %s, and the job index says %s by now", job_id, pool, found)
+
+    def _no_pool(self, what: str) -> Refused:
+        return Refused("unknown-pool", f"{what}, there is {', '.join(self._settings.pools)}")
+
+    def _not_here(self, job_id: str, pool: str) -> Refused:
+        return self._no_pool(f"the job index has job {job_id} in pool {pool}, which is not here")
+
+    async def _claim(self, wishes: Sequence[tuple[str, str]]) -> Claim:
         for pause in pauses():
-            pools = await self._from_redis(lambda: self._index.claim(wishes))
-            if pools is not None:
-                return pools
+            claim = await self._from_redis(lambda: self._index.claim(wishes))
+            if claim is not None:
+                return claim
             log.info("the job index is being rebuilt, arrivals wait")
             await asyncio.sleep(pause)
         raise AssertionError("unreachable")
@@ -116,8 +162,7 @@ class Router:
             self._summaries_at = now
         pool = choose(spec, self._summaries)
         # Until the next look the choice itself is load, or a burst would go to one pool.
-        summary = self._summaries[pool]
-        self._summaries[pool] = msgspec.structs.replace(summary, queued=summary.queued + spec.total_gpus)
+        self._summaries[pool] = self._summaries[pool].with_queued(spec)
         return pool
 
     async def _look_at_pools(self) -> dict[str, PoolSummary]:
@@ -127,53 +172,50 @@ class Router:
             whole = await self._from_redis(self._index.whole)
             values = await self._from_redis(lambda: pool_store.summaries(self._redis, prefix, pools))
             if whole or None not in values:
-                return {p: _summary(v) if v else PoolSummary() for p, v in zip(pools, values, strict=True)}
+                return {pool: self._summary_of(pool, value) for pool, value in zip(pools, values, strict=True)}
             log.info("pools are being recovered, arrivals wait")
             await asyncio.sleep(pause)
         raise AssertionError("unreachable")
 
-    async def _route_commands(self, commands: list[tuple[int, Input, Command]]) -> dict[int, Awaitable[None] | None]:
+    def _summary_of(self, pool: str, value: bytes | None) -> PoolSummary:
+        """One that cannot be read counts as that of a pool that can hold nothing; its owner's next commit mends it."""
+        try:
+            summary = _summary(value) if value is not None else PoolSummary()
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if pool not in self._unreadable:
+                log.warning(
+                    "pool %s: its summary in Redis cannot be read (%s), jobs go to others meanwhile", pool, words(error)
+                )
+            self._unreadable.add(pool)
+            return PoolSummary()
+        self._unreadable.discard(pool)
+        return summary
+
+    async def _route_commands(
+        self, commands: list[tuple[int, Input, Command]], letters: list[tuple[Refused, Input]]
+    ) -> dict[int, Awaitable[None] | None]:
         job_ids = [command.job_id for _, _, command in commands]
         pools = await self._from_redis(lambda: self._index.find(job_ids))
         routed = []
-        early: dict[int, Awaitable[None] | None] = {}
+        waiting = []
         for (place, source, command), pool in zip(commands, pools, strict=True):
-            before = self._early.get(command.job_id)
-            if pool is None or before is not None:
-                early[place] = self._wait_in_line(source, command, before)
+            if pool is None or command.job_id in self._early:
+                waiting.append((place, source, command))
+            elif pool not in self._settings.pools:
+                letters.append((self._not_here(command.job_id, pool), source))
             else:
-                routed.append(_pool_job(pool, source, command=command))
-        for turn in _one_per_job(routed):
+                routed.append((pool, source, command))
+        await self._send_commands(routed)
+        return {place: await self._early.add(source, command) for place, source, command in waiting}
+
+    async def _send_commands(self, commands: Sequence[tuple[str, Input, Command]]) -> None:
+        for turn in _one_per_job([_pool_job(pool, source, command=command) for pool, source, command in commands]):
             await self._send(turn)
-        return early
 
-    def _wait_in_line(
-        self, source: Input, command: Command, before: asyncio.Future[None] | None
-    ) -> asyncio.Future[None]:
-        waiting = asyncio.ensure_future(self._wait_for_job(source, command, before))
-        self._early[command.job_id] = waiting
-
-        def over(_: object) -> None:
-            if self._early.get(command.job_id) is waiting:
-                del self._early[command.job_id]
-
-        waiting.add_done_callback(over)
-        return waiting
-
-    async def _wait_for_job(self, source: Input, command: Command, before: asyncio.Future[None] | None) -> None:
-        """A command may overtake its job's arrival, which is in another topic: give that a while."""
-        deadline = asyncio.get_running_loop().time() + self._settings.early_command_s
-        if before is not None:
-            await asyncio.wait([before])
-        while True:
-            [pool] = await self._from_redis(lambda: self._index.find([command.job_id]))
-            if pool is not None:
-                await self._send([_pool_job(pool, source, command=command)])
-                return
-            if asyncio.get_running_loop().time() > deadline and await self._from_redis(self._index.whole):
-                await self._letters(Refused("unknown-job", f"no job {command.job_id} here"), source)
-                return
-            await asyncio.sleep(0.2)
+    async def _refuse_unknown(self, commands: Sequence[tuple[Input, Command]]) -> None:
+        await self._letters.write(
+            (Refused("unknown-job", f"no job {command.job_id} here"), source) for source, command in commands
+        )
 
     async def _send(self, messages: list[PoolJob]) -> None:
         """Write in order and wait; on a failure everything once more (duplicates are recognised in the pool)."""
@@ -201,7 +243,7 @@ class Router:
             try:
                 return await ask()
             except (RedisError, OSError) as error:
-                log.warning("Redis does not answer (%s), trying again", words(error))
+                log.warning("%s; trying again", trouble(error, self._settings.redis))
                 await asyncio.sleep(pause)
         raise AssertionError("unreachable")
 

@@ -41,6 +41,7 @@ from streamsched.core.instructions import Absorb, Decision, Place, Preempt, Refu
 from streamsched.core.model import JobSpec
 from streamsched.core.problem import Assignment, Problem, Solution, SolveStatus
 from streamsched.core.window import Ranker
+from streamsched.store.client import trouble
 from streamsched.store.job_index import JobIndex
 from streamsched.store.pool_store import Outcome, PoolStore, Position
 
@@ -49,7 +50,7 @@ from .recovery import Fenced, PoolTopics, known_jobs, take_over
 from .retry import connection_errors, is_stray, pauses, words
 from .settings import Settings
 from .snapshotter import Snapshotter
-from .summary import pool_summary
+from .summary import Summaries
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +87,8 @@ class Parts:
     ranker: Ranker
     solve: Callable[[Problem], Any]
     """`await solve(problem) -> Solution`; off the event loop, bounded in time."""
-    letters: Callable[[Refused, Input], Any]
-    """`await letters(refused, input)` keeps a refused input."""
+    letters: Callable[[list[tuple[Refused, Input]]], Any]
+    """`await letters(pairs)` keeps refused inputs."""
     index: JobIndex
     journalled: journal.Written = field(default_factory=journal.Written)
 
@@ -169,6 +170,8 @@ class PoolRunner:
         self._unplaced: dict[str, str] = {}
         """Why the candidates of the last window were not placed."""
         self._last_store = 0.0
+        self._last_index = 0.0
+        self._summaries = Summaries()
         self._heard: dict[str, float] = {}
         self._strangers: dict[str, float] = {}
 
@@ -263,6 +266,7 @@ class PoolRunner:
                     for chunk in _chunks(todo):
                         await self._commit(chunk)
                     await self._check_store()
+                    await self._check_index()
                     await self._publish_ranking()
                 break
             except (_StateLost, ConnectionError) as lost:
@@ -358,8 +362,8 @@ class PoolRunner:
                 self._pass(work.source)
         worked_until = self._parts.clock()
         changes = self.state.take_changes()
-        for refused, source in letters:
-            await self._parts.letters(refused, source)
+        if letters:
+            await self._parts.letters(letters)
         if changes or decisions:
             await self._make_durable(works, now, decisions, changes)
         if any(isinstance(work.event, ev.WindowElapsed) for work in works):
@@ -437,7 +441,7 @@ class PoolRunner:
                 outcome = await self._store.commit(self.state.epoch, before, self._position, changes, self._summary())
                 break
             except (RedisError, OSError) as error:
-                log.warning("pool %s: Redis does not answer (%s), trying again", self.pool, words(error))
+                log.warning("pool %s: %s; trying again", self.pool, trouble(error, self._settings.redis))
                 await self._pause(pause)
         self._last_store = self._parts.clock()
         self._judge(outcome)
@@ -445,7 +449,7 @@ class PoolRunner:
     async def _forget_in_index(self, job_ids: list[str]) -> None:
         """Only bounds the index: an entry that stays sends a resubmission to the same pool, which takes it as new."""
         try:
-            await self._parts.index.forget(self.pool, job_ids)
+            await self._parts.index.forget(self.pool, job_ids, self._parts.clock())
         except (RedisError, OSError) as error:
             log.warning("pool %s: %d jobs stay in the job index (%s)", self.pool, len(job_ids), words(error))
 
@@ -458,9 +462,26 @@ class PoolRunner:
         try:
             outcome = await self._store.check(self.state.epoch, self._position.seq)
         except (RedisError, OSError) as error:
-            log.warning("pool %s: Redis does not answer (%s)", self.pool, words(error))
+            log.warning("pool %s: %s", self.pool, trouble(error, self._settings.redis))
             return
         self._judge(outcome)
+
+    async def _check_index(self) -> None:
+        """Busy or not: a Redis that was started again has the pool's jobs in the index, but nobody can rely on it."""
+        now = self._parts.clock()
+        if now - self._last_index < _CHECK_EVERY_S:
+            return
+        self._last_index = now
+        try:
+            if not await self._parts.index.look_after(self.pool, self.state.jobs, now):
+                log.warning("pool %s: Redis was started again or lost the job index; writing our jobs anew", self.pool)
+                await self._restore_index()
+        except (RedisError, KafkaError, OSError) as error:
+            log.warning("pool %s: the job index is not looked after (%s)", self.pool, words(error))
+
+    async def _restore_index(self) -> None:
+        jobs = await known_jobs(self._pool, self._names.pool_jobs, self.state, self._position)
+        await self._parts.index.restore(self.pool, jobs)
 
     def _judge(self, outcome: Outcome) -> None:
         if outcome is Outcome.FENCED:
@@ -552,7 +573,7 @@ class PoolRunner:
             log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
 
     def _summary(self) -> bytes:
-        return pool_summary(self.state, self._parts.clock())
+        return self._summaries.of(self.state, self._parts.clock())
 
     # ── recovery ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -563,7 +584,8 @@ class PoolRunner:
                     await self._recover()
                 return
             except (RedisError, KafkaError, OSError, _StateLost) as error:
-                log.warning("pool %s: cannot recover yet (%s), trying again", self.pool, words(error))
+                why = trouble(error, self._settings.redis) if isinstance(error, RedisError) else words(error)
+                log.warning("pool %s: cannot recover yet (%s), trying again", self.pool, why)
                 await self._pause(pause)
 
     async def _recover(self) -> None:
@@ -578,8 +600,7 @@ class PoolRunner:
         self._judge(
             await self._store.reset(taken.state.epoch, taken.position, taken.state.everything(), self._summary())
         )
-        jobs = await known_jobs(self._pool, self._names.pool_jobs, taken.state, taken.position)
-        await self._parts.index.restore(self.pool, jobs, taken.state.epoch)
+        await self._restore_index()
         self._placements_end = taken.position.placements
         await self._publish(taken.position.outbox)
         now = self._parts.clock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
 from streamsched.bus.topics import partition_of
 from streamsched.store.pool_store import PoolStore
+from streamsched.store.telemetry import TelemetryStore
 
 from .letters import DeadLetters
 from .retry import words
@@ -47,7 +48,7 @@ class Scheduler:
         self.runners: dict[str, PoolRunner] = {}
         self._assigned = asyncio.Event()
         self._generation = -1
-        self.telemetry = Telemetry(redis, self._settings.key_prefix)
+        self.telemetry = Telemetry(TelemetryStore(redis, self._settings.key_prefix), self._nodes_of)
 
     # ── partitions ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -73,6 +74,10 @@ class Scheduler:
         """For the end of the process."""
         await self.revoked()
 
+    def _nodes_of(self, pool: str) -> Collection[str]:
+        runner = self.runners.get(pool)
+        return runner.state.inventory.nodes if runner is not None else ()
+
     async def _stop(self, pools: list[str]) -> None:
         runners = [self.runners.pop(pool) for pool in pools]
         await asyncio.gather(*(runner.stop() for runner in runners))
@@ -89,13 +94,15 @@ class Scheduler:
         Inputs of a pool that moves away meanwhile are given back as None: not to be acknowledged.
         """
         by_pool: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+        letters: list[tuple[Refused, Input]] = []
         for place, source in enumerate(inputs):
             try:
                 message = self._decode(source)
             except Refused as refused:
-                await self._letters(refused, source)
+                letters.append((refused, source))
             else:
                 by_pool[message.pool].append((place, message))
+        await self._letters.write(letters)
         applied = await asyncio.gather(*(self._submit(pool, inputs, items) for pool, items in by_pool.items()))
         return {
             place: None for done, items in zip(applied, by_pool.values(), strict=True) if not done for place, _ in items
@@ -132,40 +139,57 @@ class Scheduler:
 
     async def observe(self, inputs: list[Input]) -> dict[int, Awaitable[None] | None]:
         """Keep the latest telemetry of each node; nothing is decided by it here."""
+        letters: list[tuple[Refused, Input]] = []
         for source in inputs:
             try:
                 self.telemetry.note(self._decode(source))
             except Refused as refused:
-                await self._letters(refused, source)
+                letters.append((refused, source))
+        await self._letters.write(letters)
         return {}
 
 
-class Telemetry:
-    """The latest sample of each node, written to Redis once a second at most. A lost write is replaced by the next."""
+_STRANGERS_EVERY_S = 60.0
 
-    def __init__(self, redis: Redis, prefix: str) -> None:
-        self._redis = redis
-        self._prefix = prefix
-        self._latest: dict[tuple[str, str], Any] = {}
+
+class Telemetry:
+    """The latest sample of each node, written to Redis once a second at most. A lost write is replaced by the next.
+
+    Only of nodes that have joined (`nodes_of` a pool): whoever writes to the topic would else fill Redis with names.
+    """
+
+    def __init__(self, store: TelemetryStore, nodes_of: Callable[[str], Collection[str]]) -> None:
+        self._store = store
+        self._nodes_of = nodes_of
+        self._latest: dict[str, dict[str, Any]] = defaultdict(dict)
+        self._swept: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
 
     def note(self, message: Any) -> None:
+        if message.node_id not in self._nodes_of(message.pool):
+            self.counts["strangers"] += 1
+            return
         self.counts["samples"] += 1
-        known = self._latest.get((message.pool, message.node_id))
+        latest = self._latest[message.pool]
+        known = latest.get(message.node_id)
         if known is None or codec.epoch_seconds(known.time) <= codec.epoch_seconds(message.time):
-            self._latest[message.pool, message.node_id] = message
+            latest[message.node_id] = message
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(1.0)
-            latest, self._latest = self._latest, {}
-            if not latest:
-                continue
-            try:
-                async with self._redis.pipeline(transaction=False) as pipe:
-                    for (pool, node_id), message in latest.items():
-                        pipe.hset(f"{self._prefix}{{{pool}}}:telemetry", node_id, msgspec.json.encode(message).decode())
-                    await pipe.execute()
-            except (RedisError, OSError) as error:
-                log.warning("telemetry of %d nodes not stored (%s)", len(latest), words(error))
+            await self.write()
+
+    async def write(self) -> None:
+        """What was noted since the last time; now and then nodes that have left are taken out."""
+        latest, self._latest = self._latest, defaultdict(dict)
+        now = asyncio.get_running_loop().time()
+        try:
+            for pool, samples in latest.items():
+                await self._store.write(pool, {name: msgspec.json.encode(m) for name, m in samples.items()})
+                if now - self._swept.get(pool, -1e9) >= _STRANGERS_EVERY_S and (nodes := self._nodes_of(pool)):
+                    await self._store.forget_strangers(pool, nodes)
+                    self._swept[pool] = now
+        except (RedisError, OSError) as error:
+            log.warning("telemetry of %d nodes not stored (%s)", sum(map(len, latest.values())), words(error))

@@ -7,24 +7,55 @@ from collections import Counter
 import msgspec
 
 from streamsched.core.cluster import ClusterState
+from streamsched.routing.least_loaded import PoolSummary, demand_kind, node_kinds
+
+_DEMAND_FOR_S = 1.0
+"""The queue is summed up no more often: routers do not look more often either, and it can be long."""
+
+
+class Summaries:
+    """Of one pool while this process has it; each commit asks for one."""
+
+    def __init__(self) -> None:
+        self._demand: dict[str, int] = {}
+        self._summed_at = float("-inf")
+
+    def of(self, state: ClusterState, now: float) -> bytes:
+        """JSON of `PoolSummary`."""
+        if not 0 <= now - self._summed_at < _DEMAND_FOR_S:
+            self._demand = _demand(state)
+            self._summed_at = now
+        return msgspec.json.encode(_summary(state, now, self._demand))
 
 
 def pool_summary(state: ClusterState, now: float) -> bytes:
-    """JSON, as `routing.least_loaded.PoolSummary` reads it."""
+    """A single one."""
+    return Summaries().of(state, now)
+
+
+def _demand(state: ClusterState) -> dict[str, int]:
+    demand: Counter[str] = Counter()
+    for job_id in state.index.queued:
+        spec = state.jobs[job_id].spec
+        demand[demand_kind(spec)] += spec.total_gpu_milli
+    return dict(demand)
+
+
+def _summary(state: ClusterState, now: float, demand: dict[str, int]) -> PoolSummary:
     free: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for (gpu_type, gpus, _, _), nodes in state.inventory.capabilities.items():
         total[gpu_type] += gpus * nodes
     for node_class in state.inventory.classes():
         free[node_class.gpu_type] += node_class.free_gpus * len(node_class.node_ids)
-    return msgspec.json.encode(
-        {
-            "time": now,
-            "queued": state.waiting(),
-            "runs": len(state.runs),
-            "nodes": len(state.inventory.nodes),
-            "gpus": dict(total),
-            "free_gpus": dict(free),
-            "policy": state.config.policy,
-        }
+    return PoolSummary(
+        time=now,
+        queued=state.waiting(),
+        runs=len(state.runs),
+        nodes=len(state.inventory.nodes),
+        gpus=dict(total),
+        free_gpus=dict(free),
+        queued_gpu_milli=demand,
+        kinds=node_kinds(state.inventory.capabilities),
+        policy=state.config.policy,
     )

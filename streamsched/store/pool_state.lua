@@ -13,18 +13,33 @@
 -- for the queue the value is a score.
 --
 -- Answers: 1 done (or was done: a retry after a lost answer), 0 another epoch owns the pool, -1 the data is not what it was.
+-- A key of another type than ours is data that is not what it was: the takeover that follows replaces it.
 
 local DONE, FENCED, LOST = 1, 0, -1
 
+local function is(key, type)
+  local found = redis.call('TYPE', key)['ok']
+  return found == type or found == 'none'
+end
+
+local function ours()
+  for key = 1, 5 do
+    if not is(KEYS[key], 'hash') then return false end
+  end
+  return is(KEYS[6], 'zset')
+end
+
 local function acquire(at_least)
-  local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
+  if not is(KEYS[1], 'hash') then redis.call('DEL', KEYS[1]) end
+  local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0') or 0
   local epoch = math.max(stored, tonumber(at_least)) + 1
   redis.call('HSET', KEYS[1], 'epoch', string.format('%d', epoch))
   return epoch
 end
 
 local function owner(epoch)
-  local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '-1')
+  if not is(KEYS[1], 'hash') then return LOST end
+  local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '-1') or -1
   if stored > epoch then return FENCED end
   if stored < epoch then return LOST end
   return DONE
@@ -33,6 +48,7 @@ end
 local function at_record(epoch, before, seq)
   local answer = owner(epoch)
   if answer ~= DONE then return answer end
+  if not ours() then return LOST end
   local at = redis.call('HGET', KEYS[1], 'seq') or '0'
   if at ~= before and at ~= seq then return LOST end
   return DONE
@@ -69,6 +85,7 @@ if step == 'check' then return at_record(epoch, ARGV[3], ARGV[3]) end
 if step == 'clear' then return clear(epoch) end
 local answer = owner(epoch)
 if step == 'commit' then answer = at_record(epoch, ARGV[3], ARGV[4]) end
+if answer == DONE and not ours() then answer = LOST end
 if answer ~= DONE then return answer end
 write()
 if step == 'commit' then redis.call('HSET', KEYS[1], 'seq', ARGV[4]) end

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from streamsched.bus.messages import Placement
 from streamsched.core.cluster import Changes, Meta
@@ -67,6 +68,10 @@ class Stored(Struct, frozen=True, kw_only=True):
     state: Changes | None
 
 
+class Unreadable(Exception):
+    """What Redis holds of a pool is not what streamsched writes; the text says what is wrong with it."""
+
+
 class PoolStore:
     """Access to one pool. Raises redis.exceptions.RedisError when Redis cannot be reached; the caller retries."""
 
@@ -77,9 +82,13 @@ class PoolStore:
         self._script = redis.register_script(_SCRIPT)
 
     async def load(self) -> Stored:
-        """Everything, as of one moment."""
-        meta, raw = await self._read()
-        epoch = int(meta.get(b"epoch", 0))
+        """Everything, as of one moment. What cannot be read counts as not there: it is made anew from the journal."""
+        try:
+            meta, raw = await self._read()
+        except Unreadable as error:
+            log.warning("pool %s: what Redis holds cannot be read (%s)", self.pool, error)
+            return Stored(epoch=await self.epoch(), position=Position(), state=None)
+        epoch = _epoch(meta.get(b"epoch"))
         if b"state" not in meta:
             return Stored(epoch=epoch, position=Position(), state=None)
         try:
@@ -92,26 +101,42 @@ class PoolStore:
             )
             position = msgspec.json.decode(meta[b"position"], type=Position)
         except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
-            # Only a view: what cannot be read is made anew from the journal.
             log.warning("pool %s: what Redis holds cannot be read (%s)", self.pool, error)
             return Stored(epoch=epoch, position=Position(), state=None)
         return Stored(epoch=epoch, position=position, state=state)
 
     async def epoch(self) -> int:
-        """Of the owner; 0 when there has been none."""
-        return int(await self._redis.hget(self._keys[0], "epoch") or 0)
+        """Of the owner; 0 when there has been none, or none that can be read (the journal knows it as well)."""
+        try:
+            stored: Any = await self._redis.hget(self._keys[0], "epoch")
+        except ResponseError as error:
+            if not is_wrong_type(error):
+                raise
+            return 0
+        return _epoch(stored)
 
     async def raw(self) -> tuple[Position, dict[str, dict[bytes, bytes]]]:
-        """Position and stored bytes of all values: what a replay of the journal must equal (see `stored_values`)."""
+        """Position and stored bytes of all values: what a replay of the journal must equal (see `stored_values`).
+
+        Raises Unreadable when there is something else.
+        """
         meta, raw = await self._read()
-        position = msgspec.json.decode(meta[b"position"], type=Position) if b"position" in meta else Position()
+        try:
+            position = msgspec.json.decode(meta[b"position"], type=Position) if b"position" in meta else Position()
+        except msgspec.MsgspecError as error:
+            raise Unreadable(f"{self._keys[0]}, position: {error}") from None
         return position, raw | {"meta": {b"state": meta.get(b"state", b"")}}
 
     async def _read(self) -> tuple[dict[bytes, bytes], dict[str, dict[bytes, bytes]]]:
         async with self._redis.pipeline(transaction=True) as pipe:
             for key in self._keys[:5]:
                 pipe.hgetall(key)
-            meta, *values = await pipe.execute()
+            try:
+                meta, *values = await pipe.execute()
+            except ResponseError as error:
+                if not is_wrong_type(error):
+                    raise
+                raise Unreadable(f"a key of {self._keys[0].removesuffix('meta')}* is of another type") from None
         return meta, dict(zip(_KEYS[1:5], values, strict=True))
 
     async def acquire(self, at_least: int) -> int:
@@ -164,11 +189,27 @@ def _meta(changes: Changes, position: Position, summary: bytes) -> list[bytes]:
 
 
 async def summaries(redis: Redis, prefix: str, pools: Sequence[str]) -> list[bytes | None]:
-    """The summary that each pool's owner last wrote (JSON), None where there is none."""
+    """The summary that each pool's owner last wrote (JSON), None where there is none, empty where the key is not ours.
+
+    What is in one pool's key must not hide the others.
+    """
     async with redis.pipeline(transaction=False) as pipe:
         for pool in pools:
             pipe.hget(_key(prefix, pool, "meta"), "summary")
-        return list(await pipe.execute())
+        found: list[Any] = await pipe.execute(raise_on_error=False)
+    for answer in found:
+        if isinstance(answer, Exception) and not is_wrong_type(answer):
+            raise answer
+    return [b"" if isinstance(answer, Exception) else answer for answer in found]
+
+
+def is_wrong_type(error: BaseException) -> bool:
+    """Whether Redis refused a command because the key holds a value of another type."""
+    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
+
+
+def _epoch(stored: bytes | None) -> int:
+    return int(stored) if stored is not None and stored.isdigit() else 0
 
 
 def _key(prefix: str, pool: str, name: str) -> str:

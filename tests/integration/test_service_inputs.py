@@ -178,6 +178,9 @@ def test_bad_telemetry(service: Service, job_id: str) -> None:
     good = {"pool": "default", "node_id": job_id, "time": 1.0, "gpus": [{"gpu": 0}]}
     bad = bad_ones(good, "node_id", "time", {"gpus": [{"gpu": -1}]}) | unknown_pool(good)
     key = f"{service.settings.key_prefix}{{default}}:telemetry"
+    service.send(service.names.nodes, *(joined(f"{job_id}-{number}", gpus=0) for number in range(len(bad))))
+    last = f"{job_id}-{len(bad) - 1}"
+    service.wait_for(lambda: (state := service.state()) is not None and last in state.nodes, "the nodes")
 
     def follow(number: int) -> list[m.GpuTelemetry]:
         sample = m.GpuSample(gpu=0, utilization=50.0)
@@ -196,6 +199,20 @@ def test_a_pool_in_the_wrong_partition_is_refused(service: Service, job_id: str)
     letter = wait_letter(service, service.names.nodes, where)
     assert letter.code == "wrong-partition"
     assert "default partitioner" in letter.detail
+
+
+def test_a_command_by_another_partition_than_its_jobs_is_refused(service: Service, job_id: str) -> None:
+    """Its pool would take it for one that it has seen: each job's commands are told apart by their offsets."""
+    service.send(service.names.arrivals, arrival(job_id, NODES * GPUS + 1))
+    service.wait_job(job_id, lambda job: job.state is JobState.UNFIT)
+    wrong = (partition_of(job_id, PARTITIONS) + 1) % PARTITIONS
+    command = json.dumps({"type": "cancel", "job_id": job_id, "time": 1.0}).encode()
+    [where] = service.produce(service.names.commands, [(job_id.encode(), command)], partition=wrong)
+    letter = wait_letter(service, service.names.commands, where)
+    assert letter.code == "wrong-partition"
+    assert f"partition {partition_of(job_id, PARTITIONS)}" in letter.detail
+    service.send(service.names.commands, m.Cancel(job_id=job_id, time=time.time()))
+    service.wait_job(job_id, lambda job: job.state is JobState.CANCELLED)
 
 
 def test_a_heartbeat_of_a_stranger_is_refused(service: Service, job_id: str) -> None:

@@ -16,10 +16,12 @@ from streamsched.core.instructions import SolveWindow
 from streamsched.core.model import JobSpec, NodeSpec
 from streamsched.core.problem import Assignment, Solution, SolveStatus
 from streamsched.policy.rules import FirstComeFirstServed
+from streamsched.store import pool_store
 from streamsched.store.client import connect
 from streamsched.store.connection import RedisConnection
-from streamsched.store.job_index import JobIndex
-from streamsched.store.pool_store import Outcome, PoolStore, Position
+from streamsched.store.job_index import GONE_S, JobIndex
+from streamsched.store.pool_store import Outcome, PoolStore, Position, Unreadable
+from streamsched.store.telemetry import TelemetryStore
 
 pytestmark = pytest.mark.integration
 
@@ -217,19 +219,105 @@ def test_a_reset_leaves_nothing_of_what_was_there(run, namespace: str) -> None:
     run(work)
 
 
+# ── what is not ours ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("key", ["meta", "jobs", "runs", "nodes", "tenants", "queue"])
+def test_a_key_of_another_type_is_a_loss_that_a_takeover_mends(run, namespace: str, key: str) -> None:
+    async def work(client: Redis) -> None:
+        scenario = Scenario()
+        store, epoch = await owned(client, namespace, scenario)
+        position, changes = scenario.step(node(), job("a"))
+        assert await store.commit(epoch, 0, position, changes, b"") is Outcome.DONE
+        await client.delete(f"{namespace}{{p}}:{key}")
+        await client.set(f"{namespace}{{p}}:{key}", "nonsense")
+        assert await store.check(epoch, 1) is Outcome.LOST
+        later, more = scenario.step(job("b"))
+        assert await store.commit(epoch, 1, later, more, b"") is Outcome.LOST
+        assert await store.epoch() == (0 if key == "meta" else epoch)
+        if key != "queue":  # which is not read
+            assert (await store.load()).state is None
+            with pytest.raises(Unreadable, match=r"\{p\}:\*"):
+                await store.raw()
+        again = await store.acquire(epoch)
+        assert again > epoch
+        assert await store.reset(again, later, scenario.state.everything(), b"") is Outcome.DONE
+        assert as_bytes((await store.load()).state) == as_bytes(scenario.state.everything())
+        assert await store.check(again, later.seq) is Outcome.DONE
+
+    run(work)
+
+
+@pytest.mark.parametrize("field", ["state", "position", "epoch"])
+def test_a_field_that_cannot_be_read_is_a_loss_that_a_takeover_mends(run, namespace: str, field: str) -> None:
+    async def work(client: Redis) -> None:
+        scenario = Scenario()
+        store, epoch = await owned(client, namespace, scenario)
+        await client.hset(f"{namespace}{{p}}:meta", field, b"\xff{")
+        stored = await store.load()
+        assert (stored.state is None) is (field != "epoch")
+        assert stored.epoch == await store.epoch() == (0 if field == "epoch" else epoch)
+        if field == "position":
+            with pytest.raises(Unreadable, match="position"):
+                await store.raw()
+        if field == "epoch":
+            assert await store.check(epoch, 0) is Outcome.LOST
+        again = await store.acquire(epoch)
+        assert again > epoch
+        assert await store.reset(again, Position(), scenario.state.everything(), b"") is Outcome.DONE
+        assert (await store.load()).epoch == again
+
+    run(work)
+
+
+def test_the_summary_of_one_pool_does_not_hide_those_of_the_others(run, namespace: str) -> None:
+    async def work(client: Redis) -> None:
+        await client.set(f"{namespace}{{p}}:meta", "nonsense")
+        await client.hset(f"{namespace}{{q}}:meta", "summary", "{}")
+        assert await pool_store.summaries(client, namespace, ["p", "q", "r"]) == [b"", b"{}", None]
+
+    run(work)
+
+
+def test_telemetry_holds_nodes_of_the_pool_only(run, namespace: str) -> None:
+    async def work(client: Redis) -> None:
+        key = f"{namespace}{{p}}:telemetry"
+        store = TelemetryStore(client, namespace)
+        await client.set(key, "nonsense")
+        await store.write("p", {f"n{number}": b"{}" for number in range(9)})
+        await client.hset(key, b"\xff", "x")
+        await store.forget_strangers("p", {"n1", "n2"})
+        assert set(await client.hkeys(key)) == {b"n1", b"n2"}
+
+    run(work)
+
+
 # ── the job index ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def whole_index(client: Redis, prefix: str, **jobs: list[str]) -> JobIndex:
+    """With the jobs of pools p and q."""
+    index = JobIndex(client, ("p", "q"), prefix)
+    for pool in ("p", "q"):
+        await index.restore(pool, jobs.get(pool, []))
+    return index
+
+
+async def claimed(index: JobIndex, *wishes: tuple[str, str]) -> list[str] | None:
+    claim = await index.claim(wishes)
+    return claim.pools if claim is not None else None
 
 
 def test_a_job_stays_in_the_pool_that_claimed_it(run, namespace: str) -> None:
     async def work(client: Redis) -> None:
         index = JobIndex(client, ("p", "q"), namespace)
-        assert await index.claim([("a", "p")]) is None, "q has not said what it knows"
-        await index.restore("p", [], 1)
+        assert await claimed(index, ("a", "p")) is None, "q has not said what it knows"
+        await index.restore("p", [])
         assert not await index.whole()
-        await index.restore("q", ["old"], 1)
+        await index.restore("q", ["old"])
         assert await index.whole()
-        assert await index.claim([("a", "p"), ("old", "p"), ("b", "q")]) == ["p", "q", "q"]
-        assert await index.claim([("a", "q"), ("b", "p")]) == ["p", "q"]
+        assert await claimed(index, ("a", "p"), ("old", "p"), ("b", "q")) == ["p", "q", "q"]
+        assert await claimed(index, ("a", "q"), ("b", "p")) == ["p", "q"]
         assert await index.find(["a", "old", "never"]) == ["p", "q", None]
         assert await index.find([]) == []
 
@@ -238,11 +326,90 @@ def test_a_job_stays_in_the_pool_that_claimed_it(run, namespace: str) -> None:
 
 def test_only_its_own_pool_forgets_a_job(run, namespace: str) -> None:
     async def work(client: Redis) -> None:
-        index = JobIndex(client, ("p", "q"), namespace)
-        for pool in ("p", "q"):
-            await index.restore(pool, [f"{pool}{number}" for number in range(3)], 1)
-        await index.forget("p", ["p0", "q0"])
+        index = await whole_index(client, namespace, p=["p0", "p1"], q=["q0"])
+        await index.forget("p", ["p0", "q0"], 100.0)
+        assert await index.look_after("p", (), 100.0 + GONE_S)
         assert await index.find(["p0", "p1", "q0"]) == [None, "p", "q"]
-        assert await index.claim([("p0", "q")]) == ["q"]
+        assert await claimed(index, ("p0", "q")) == ["q"]
+        assert await client.exists(f"{namespace}{{#router}}:gone:p") == 0
+
+    run(work)
+
+
+def test_a_resubmission_that_meets_the_forgetting_of_its_job_stays_in_its_pool(run, namespace: str) -> None:
+    """Claimed before and applied after, or claimed after: either way the pool has it, and no other one may."""
+
+    async def work(client: Redis) -> None:
+        index = await whole_index(client, namespace, p=["on-its-way", "asked-for", "gone"])
+        await index.forget("p", ["on-its-way", "asked-for", "gone"], 100.0)
+        assert await claimed(index, ("asked-for", "q")) == ["p"]
+        assert await index.look_after("p", (), 99.0 + GONE_S)
+        assert await index.find(["on-its-way", "asked-for", "gone"]) == ["p", "p", "p"], "too soon to know"
+        assert await index.look_after("p", {"on-its-way"}, 100.0 + GONE_S)
+        wishes = [(name, "q") for name in ("on-its-way", "asked-for", "gone")]
+        assert await claimed(index, *wishes) == ["p", "p", "q"]
+
+    run(work)
+
+
+def test_an_index_of_another_run_of_the_server_counts_for_nothing(run, namespace: str) -> None:
+    """As after a restart from an old copy: whatever it says of itself, jobs claimed since may be missing."""
+
+    async def work(client: Redis) -> None:
+        index = await whole_index(client, namespace)
+        assert await claimed(index, ("a", "p")) == ["p"]
+        ready, jobs = f"{namespace}{{#router}}:pools", f"{namespace}{{#router}}:jobs"
+        for pool in ("p", "q"):
+            await client.hset(ready, pool, "another-run")
+        await client.delete(jobs)
+        assert not await index.whole()
+        assert await claimed(index, ("a", "q")) is None
+        assert not await index.look_after("p", (), 0.0)
+        await index.restore("q", [])
+        assert await claimed(index, ("a", "q")) is None
+        await index.restore("p", ["a"])
+        assert await claimed(index, ("a", "q")) == ["p"]
+
+    run(work)
+
+
+def test_a_restore_that_is_cut_off_by_a_loss_begins_again(run, namespace: str) -> None:
+    async def work(client: Redis) -> None:
+        index = await whole_index(client, namespace)
+        await index._do("begin", "p")
+        await index._do("put", "p", "a")
+        await client.delete(f"{namespace}{{#router}}:jobs", f"{namespace}{{#router}}:pools")
+        assert await index._do("end", "p") == 0
+        assert not await index.look_after("p", (), 0.0)
+
+    run(work)
+
+
+@pytest.mark.parametrize("key", ["jobs", "pools"])
+def test_a_key_of_the_index_of_another_type_is_made_anew(run, namespace: str, key: str) -> None:
+    async def work(client: Redis) -> None:
+        index = await whole_index(client, namespace, p=["a"])
+        await client.delete(f"{namespace}{{#router}}:{key}")
+        await client.set(f"{namespace}{{#router}}:{key}", "nonsense")
+        assert await claimed(index, ("a", "q")) is None
+        await index.restore("p", ["a"])
+        await index.restore("q", [])
+        assert await claimed(index, ("a", "q")) == ["p"]
+
+    run(work)
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"a b", b"p~~", b"x" * 300])
+def test_a_value_of_the_index_that_is_no_name_is_thrown_out(run, namespace: str, value: bytes) -> None:
+    async def work(client: Redis) -> None:
+        index = await whole_index(client, namespace, p=["a"])
+        await client.hset(f"{namespace}{{#router}}:jobs", "a", value)
+        assert await claimed(index, ("a", "q")) is None, "which pool has it is known when all have written theirs"
+        await client.hset(f"{namespace}{{#router}}:jobs", "a", value)
+        assert await index.find(["a"]) == [None]
+        assert not await index.whole()
+        await index.restore("p", ["a"])
+        await index.restore("q", [])
+        assert await claimed(index, ("a", "q")) == ["p"]
 
     run(work)

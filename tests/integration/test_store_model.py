@@ -23,7 +23,7 @@ from streamsched.core.node import NodeRecord
 from streamsched.core.tenants import TenantUsage
 from streamsched.store.client import connect
 from streamsched.store.connection import RedisConnection
-from streamsched.store.job_index import JobIndex
+from streamsched.store.job_index import GONE_S, JobIndex
 from streamsched.store.pool_store import PoolStore, Position
 
 pytestmark = pytest.mark.integration
@@ -113,24 +113,37 @@ def _check(epoch: int, seq: int) -> Operation:
     return lambda store, index, client: store.check(epoch, seq)
 
 
-def _claim(wishes: list[tuple[str, str]]) -> Operation:
-    return lambda store, index, client: index.claim(wishes)
-
-
 def _find(names: list[str]) -> Operation:
     return lambda store, index, client: index.find(names)
 
 
-def _restore(pool: str, names: list[str], epoch: int) -> Operation:
+def _claim(wishes: list[tuple[str, str]]) -> Operation:
+    async def claim(store: PoolStore, index: JobIndex, client: Any) -> list[str] | None:
+        answer = await index.claim(wishes)
+        return answer and answer.pools
+
+    return claim
+
+
+def _restore(pool: str, names: list[str]) -> Operation:
     async def restore(store: PoolStore, index: JobIndex, client: Any) -> bool:
-        await index.restore(pool, names, epoch)
+        await index.restore(pool, names)
         return await index.whole()
 
     return restore
 
 
-def _forget(pool: str, names: list[str]) -> Operation:
-    return lambda store, index, client: index.forget(pool, names)
+def _begin(pool: str) -> Operation:
+    """The first part of a restore: its caller died then."""
+    return lambda store, index, client: index._do("begin", pool)
+
+
+def _forget(pool: str, names: list[str], now: int) -> Operation:
+    return lambda store, index, client: index.forget(pool, names, now)
+
+
+def _look_after(pool: str, known: list[str], now: int) -> Operation:
+    return lambda store, index, client: index.look_after(pool, known, GONE_S + now)
 
 
 operations = st.lists(
@@ -144,8 +157,11 @@ operations = st.lists(
         st.builds(_check, _few, _few),
         st.builds(_claim, st.lists(st.tuples(_names, st.sampled_from(_POOLS)), min_size=1, max_size=3)),
         st.builds(_find, st.lists(_names, max_size=3)),
-        st.builds(_restore, st.sampled_from(_POOLS), st.lists(_names, max_size=3), _few),
-        st.builds(_forget, st.sampled_from(_POOLS), st.lists(_names, max_size=2)),
+        st.builds(_restore, st.sampled_from(_POOLS), st.lists(_names, max_size=3)),
+        st.builds(_restore, st.sampled_from(_POOLS), st.lists(_names, max_size=3)),
+        st.builds(_begin, st.sampled_from(_POOLS)),
+        st.builds(_forget, st.sampled_from(_POOLS), st.lists(_names, max_size=2), _few),
+        st.builds(_look_after, st.sampled_from(_POOLS), st.lists(_names, max_size=2), _few),
     ),
     min_size=1,
     max_size=25,
@@ -179,7 +195,8 @@ async def _compare(real: Redis, prefix: str, steps: list[Operation]) -> None:
     fake: Any = Client(server)
     both = [(PoolStore(c, "p", prefix), JobIndex(c, _POOLS, prefix), c) for c in (fake, real)]
     store, index, _ = both[1]
-    names = [*store._keys, index._jobs, index._ready]
+    names = [*store._keys, index._jobs, index._ready, *(f"{index._prefix}gone:{pool}" for pool in _POOLS)]
+    server.data.generation = (await index.generation()).encode()
     for step in steps:
         assert await step(*both[0]) == await step(*both[1])
         assert _dump(server) == await _dump_real(real, names)

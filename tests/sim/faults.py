@@ -98,7 +98,7 @@ _LABELS = (
     "redis fill done",
     "send scheduler.snapshots",
     "read placements",
-    "hset",
+    "index end executed",
     "written pool.jobs",
     "deliver pool.jobs",
     "commit offsets",
@@ -331,8 +331,7 @@ class Simulation:
             world.redis.keep_copy()
         elif kind == "flush":
             world.redis.replace(Data())
-        elif (self.plan.own_pool or len(self.plan.pools) == 1) and world.redis.copies:
-            # Else the job index would be whole but old, and until its owners notice a job may go to a second pool.
+        elif world.redis.copies:
             world.redis.replace(rng.choice(world.redis.copies))
         else:
             return

@@ -31,6 +31,9 @@ DONE, FENCED, LOST = 1, 0, -1
 class Data:
     """Hashes and sorted sets, and the commands on them."""
 
+    generation = b"run0"
+    """Of the server that holds them: not part of a copy."""
+
     def __init__(self) -> None:
         self.hashes: dict[bytes, dict[bytes, bytes]] = defaultdict(dict)
         self.sorted_sets: dict[bytes, dict[bytes, float]] = defaultdict(dict)
@@ -110,26 +113,74 @@ def _write(data: Data, keys: Sequence[bytes], args: Sequence[bytes]) -> None:
 # ── the job index ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _claim(data: Data, keys: Sequence[bytes], args: Sequence[bytes]) -> list[bytes] | None:
-    pools = int(args[0])
+def _job_index(data: Data, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
+    step, args = args[0].decode(), args[1:]
     jobs, ready = data.hashes[keys[0]], data.hashes[keys[1]]
-    if any(pool not in ready for pool in args[1 : 1 + pools]):
+    if step == "claim":
+        last = 1 + int(args[0])
+        return _claim(data, jobs, ready, args[1:last], args[last:])
+    if step == "find":
+        return [0, *(_pool_in(jobs.get(job)) for job in args)]
+    if step == "whole":
+        return int(all(ready.get(pool) == data.generation for pool in args))
+    if step == "now":
+        return data.generation
+    pool = args[0]
+    if step == "begin":
+        if ready.get(pool) != data.generation:
+            ready[pool] = b"writing:" + data.generation
+    elif step == "put":
+        jobs.update(dict.fromkeys(args[1:], pool))
+    elif step == "end":
+        there = ready.get(pool) in (data.generation, b"writing:" + data.generation)
+        if there:
+            ready[pool] = data.generation
+        return int(there)
+    else:
+        return _gone(step, data, jobs, keys, args)
+    return 1
+
+
+def _claim(
+    data: Data, jobs: dict[bytes, bytes], ready: dict[bytes, bytes], pools: Sequence[bytes], wishes: Sequence[bytes]
+) -> list[bytes] | None:
+    if any(ready.get(pool) != data.generation for pool in pools):
         return None
-    wishes = args[1 + pools :]
-    return [jobs.setdefault(job, pool) for job, pool in zip(wishes[::2], wishes[1::2], strict=True)]
+    answer = [data.generation]
+    for job, wish in zip(wishes[::2], wishes[1::2], strict=True):
+        jobs[job] = _pool_in(jobs.get(job)) or wish
+        answer.append(jobs[job])
+    return answer
 
 
-def _forget(data: Data, keys: Sequence[bytes], args: Sequence[bytes]) -> None:
-    jobs = data.hashes[keys[0]]
-    for job in args[1:]:
-        if jobs.get(job) == args[0]:
-            del jobs[job]
+def _pool_in(value: bytes | None) -> bytes | None:
+    return value.removesuffix(b"~") if value is not None else None
+
+
+def _gone(step: str, data: Data, jobs: dict[bytes, bytes], keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
+    pool, gone = args[0], data.sorted_sets[keys[2]]
+    if step == "look":
+        due = sorted((at, job) for job, at in gone.items() if at <= float(args[1]))
+        return [int(data.hashes[keys[1]].get(pool) == data.generation), *(job for _, job in due)]
+    if step == "forget":
+        for job in args[2:]:
+            if jobs.get(job) == pool:
+                jobs[job] = pool + b"~"
+                gone[job] = float(args[1])
+        return None
+    for number, job in enumerate(args[2:]):
+        if jobs.get(job) == pool + b"~":
+            if number < int(args[1]):
+                jobs[job] = pool
+            else:
+                del jobs[job]
+        gone.pop(job, None)
+    return None
 
 
 _SCRIPTS: dict[str, Callable[[Data, Sequence[bytes], Sequence[bytes]], Any]] = {
     pool_store._SCRIPT: _pool_state,
-    job_index._CLAIM: _claim,
-    job_index._FORGET: _forget,
+    job_index._SCRIPT: _job_index,
 }
 
 
@@ -150,8 +201,10 @@ class Server:
         self.copies = [*self.copies[-2:], self.data.copy()]
 
     def replace(self, data: Data) -> None:
+        """As data comes back: with a server that was started again."""
         self.data = data.copy()
         self.resets += 1
+        self.data.generation = f"run{self.resets}".encode()
 
 
 class Client:
@@ -165,27 +218,13 @@ class Client:
     def register_script(self, script: str) -> Callable[..., Any]:
         async def call(keys: Sequence[Any], args: Sequence[Any]) -> Any:
             raw_keys, raw_args = [_raw(key) for key in keys], [_raw(arg) for arg in args]
-            label = raw_args[0].decode() if script == pool_store._SCRIPT else "index script"
+            label = f"{'' if script == pool_store._SCRIPT else 'index '}{raw_args[0].decode()}"
             return await self._do(label, lambda data: data.run(script, raw_keys, raw_args))
 
         return call
 
     def pipeline(self, transaction: bool = True) -> Pipeline:
         return Pipeline(self)
-
-    async def hmget(self, key: str, names: Sequence[str]) -> list[bytes | None]:
-        return await self._do("hmget", lambda data: [data.hashes[_raw(key)].get(_raw(name)) for name in names])
-
-    async def hset(self, key: str, name: Any = None, value: Any = None, mapping: Any = None) -> int:
-        pairs = dict(mapping or {})
-        if name is not None:
-            pairs[name] = value
-
-        def write(data: Data) -> int:
-            data.hashes[_raw(key)].update({_raw(n): _raw(v) for n, v in pairs.items()})
-            return len(pairs)
-
-        return await self._do("hset", write)
 
     async def _do(self, label: str, effect: Callable[[Data], Any]) -> Any:
         world = self._world
@@ -240,7 +279,7 @@ class Pipeline:
     def hget(self, key: str, name: str) -> None:
         self._effects.append(lambda data: data.hashes[_raw(key)].get(_raw(name)))
 
-    async def execute(self) -> list[Any]:
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
         effects = list(self._effects)
         return await self._client._do("pipeline", lambda data: [effect(data) for effect in effects])
 

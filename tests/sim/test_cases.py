@@ -19,6 +19,7 @@ from streamsched.core.model import JobState
 from streamsched.core.window import rank
 from streamsched.policy import by_name
 
+from . import workload
 from .faults import Plan, Result, Simulation, run_plan
 from .world import Faults
 
@@ -189,3 +190,28 @@ def test_case_24_a_thousand_arrivals_of_one_second_keep_their_order(policy: str)
     groups = (NodeGroup(4, 8, "A"), NodeGroup(4, 8, "B"))
     run(plan(jobs=1000, burst=1.0, commands=False, groups=groups, faults_s=2.0, script=script, heals=False))
     assert orders[0] == orders[1]
+
+
+# ── Redis comes back from an old copy ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_submitted_again_after_redis_came_back_old_stays_in_its_pool() -> None:
+    result, _ = resubmit_after_an_old_copy()
+    assert result.counts.get("fenced", 0) == 0
+
+
+def resubmit_after_an_old_copy() -> tuple[Result, Simulation]:
+    """The copy is from before the job, which names no pool; the second submission comes with its return."""
+
+    async def script(sim: Simulation) -> None:
+        redis, prefix = sim.world.redis, sim.settings.key_prefix
+        ready = f"{prefix}{{#router}}:pools".encode()
+        await until(lambda: len(redis.data.hashes[ready]) == 2 and all(c.owner_state() for c in sim.checks))
+        redis.keep_copy()
+        [(job_id, job)] = sim.work.jobs.items()
+        await until(lambda: any(job_id in s.jobs for c in sim.checks if (s := c.owner_state()) is not None))
+        redis.replace(redis.copies[-1])
+        workload.submit(sim.world, sim.names.arrivals, job_id.encode(), codec.encode(job))
+
+    made = plan(jobs=1, burst=1.0, commands=False, pools=("alpha", "beta"), partitions=2, faults_s=6.0, script=script)
+    return run(made)

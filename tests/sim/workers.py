@@ -78,7 +78,7 @@ class Worker:
             clock=self.clock,
             ranker=by_name(settings.scheduler.policy),
             solve=self._solve,
-            letters=letters,
+            letters=letters.write,
             index=index,
         )
         self.scheduler = Scheduler(parts, redis, letters, self.fault)

@@ -43,11 +43,11 @@ def letters() -> list[tuple[str, int]]:
 
 @pytest.fixture
 def scheduler(letters: list[tuple[str, int]]) -> Scheduler:
-    async def keep(refused: Any, source: Input) -> None:
-        letters.append((refused.code, source.offset))
+    async def keep(pairs: list[tuple[Any, Input]]) -> None:
+        letters.extend((refused.code, source.offset) for refused, source in pairs)
 
     parts: Any = SimpleNamespace(settings=SETTINGS)
-    return Scheduler(parts, None, keep, pytest.fail)  # type: ignore[arg-type]
+    return Scheduler(parts, None, SimpleNamespace(write=keep), pytest.fail)  # type: ignore[arg-type]
 
 
 def assigned(scheduler: Scheduler, runner: Runner, generation: int) -> None:
