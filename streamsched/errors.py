@@ -3,7 +3,8 @@
 EXIT_FAILED = 1
 """The command ran and its answer is "no": a check failed, a demo lost a job, topics differ."""
 EXIT_UNUSABLE = 2
-"""The command could not run: wrong usage, broker or Redis not reachable, unreadable file."""
+"""The command could not run: wrong usage, broker or Redis not reachable, unreadable file, a journal that cannot be
+folded. To start it again does not help before somebody has acted."""
 EXIT_FENCED = 3
 """A worker ended because another one has taken over its pool (see ARCHITECTURE.md, epochs)."""
 
@@ -24,5 +25,11 @@ class ServiceUnreachable(UserError):
 
 class CheckFailed(UserError):
     """A check that the user asked for found something wrong."""
+
+    exit_code = EXIT_FAILED
+
+
+class MustRestart(UserError):
+    """A worker cannot go on with the connections it has; one that starts anew can."""
 
     exit_code = EXIT_FAILED

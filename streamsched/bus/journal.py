@@ -3,30 +3,53 @@
 Writing is acknowledged by all in-sync replicas before anything else happens. Reading gives the records that count:
 a record of an epoch that had ended before it is void, and so is one that does not continue the sequence (an
 uncertain write that was repeated under a new epoch).
+
+What carries a pool's key but is no record of that pool was not written by an owner. It is passed over, with a warning
+that says where it is. What *is* one, by its pool, epoch and number, but cannot be read otherwise, is handed on as such:
+whoever folds the journal knows whether the history can do without it.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from msgspec import Struct
 
 from streamsched.core.events import EpochStarted
+from streamsched.errors import UserError
 
 from . import codec
 from .connection import KafkaConnection
 from .messages import JournalRecord
 
+log = logging.getLogger(__name__)
+
+foreign: Counter[str] = Counter()
+"""Records that this process has passed over since they are not of their pool, by "topic[partition]"."""
+_WARNINGS_MAX = 10
+"""Foreign records named one by one in one reading; of more only the number is told."""
 _BEYOND_MS = 200
 _FETCH_BYTES = 8 * 1024 * 1024
 
 
 class Entry(Struct, frozen=True):
-    """A record and its offset."""
+    """A record and its offset. `unreadable`: why only its pool, epoch and number are known."""
 
     offset: int
     record: JournalRecord
+    unreadable: str = ""
+
+
+class _Envelope(Struct):
+    """What every version's record has."""
+
+    pool: str
+    epoch: int
+    seq: int
 
 
 class Written:
@@ -72,16 +95,27 @@ class Validity:
 
     def counts(self, record: JournalRecord) -> bool:
         """Whether this record is part of the pool's history; if so, later ones must continue it."""
-        marker = mark_of(record)
-        if marker is not None:
-            if marker.epoch <= self.epoch:
-                return False
-            self.epoch = marker.epoch
-            return True
-        if record.epoch != self.epoch or record.seq != self.seq + 1:
+        if not self.would_count(record):
             return False
-        self.seq = record.seq
+        if mark_of(record) is not None:
+            self.epoch = record.epoch
+        else:
+            self.seq = record.seq
         return True
+
+    def would_count(self, record: JournalRecord) -> bool:
+        """The same, asked without a consequence."""
+        if mark_of(record) is not None:
+            return record.epoch > self.epoch
+        return record.epoch == self.epoch and record.seq == self.seq + 1
+
+    def is_ahead(self, record: JournalRecord) -> bool:
+        """Whether the present owner wrote it after a record that is not here.
+
+        An owner numbers its records one by one and takes a new epoch when it cannot tell whether one was written. So
+        this is no matter of who was faster: something is missing.
+        """
+        return mark_of(record) is None and record.epoch == self.epoch and record.seq > self.seq + 1
 
 
 def mark_of(record: JournalRecord) -> EpochStarted | None:
@@ -90,8 +124,8 @@ def mark_of(record: JournalRecord) -> EpochStarted | None:
     return first if isinstance(first, EpochStarted) else None
 
 
-class HistoryMissing(Exception):
-    """Records that a state would need next are not kept any more (retention), so it cannot be brought up to date."""
+class HistoryMissing(UserError):
+    """Records that a state would need next are not there, so it cannot be brought up to date."""
 
 
 async def read(
@@ -108,9 +142,41 @@ async def read(
     With `whole`, raises HistoryMissing when the oldest record kept is later than `start`.
     """
     if whole and (first := await first_offset(connection, topic, partition)) > start:
-        raise HistoryMissing(f"pool {pool}: {topic}[{partition}] begins at {first}, records from {start} on are needed")
+        raise HistoryMissing(
+            f"pool {pool}: {topic}[{partition}] begins at {first}, records from {start} on are needed. Restore the "
+            "topic from a replica, or begin anew (docs/operations.md, The broker is lost)"
+        )
+    passed_over = 0
     async for offset, _, value in read_partition(connection, topic, partition, pool.encode(), start, stop):
-        yield Entry(offset, codec.decode_journal(value))
+        entry = _entry(offset, value, pool)
+        if isinstance(entry, Entry):
+            yield entry
+            continue
+        passed_over += 1
+        foreign[f"{topic}[{partition}]"] += 1
+        if passed_over <= _WARNINGS_MAX:
+            log.warning(
+                "pool %s: %s[%d]@%d is no record of this pool and is passed over (%s): find out who writes there",
+                *(pool, topic, partition, offset, entry),
+            )
+    if passed_over > _WARNINGS_MAX:
+        log.warning("pool %s: %d such records in %s[%d] in all", pool, passed_over, topic, partition)
+
+
+def _entry(offset: int, value: bytes, pool: str) -> Entry | str:
+    """Or why it is not one of the pool's."""
+    try:
+        record = codec.decode_journal(value)
+    except codec.Refused as refused:
+        try:
+            head = msgspec.json.decode(value, type=_Envelope)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return str(refused)
+        record = JournalRecord(pool=head.pool, epoch=head.epoch, seq=head.seq, now=0.0)
+        entry = Entry(offset, record, str(refused))
+    else:
+        entry = Entry(offset, record)
+    return entry if record.pool == pool else f"it says that it is of pool {record.pool}"
 
 
 async def first_offset(connection: KafkaConnection, topic: str, partition: int) -> int:

@@ -382,7 +382,7 @@ class SnapshotPart(Message, frozen=True, kw_only=True):
     runs: tuple[Run, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     tenants: dict[str, TenantUsage] = {}
-    """In the first part."""
+    """In the first part, and in later ones what does not fit there."""
 
 
 # ── dead.letters ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaProducer
@@ -24,10 +23,10 @@ from . import codec, journal
 from .connection import KafkaConnection
 from .messages import SnapshotPart
 
-T = TypeVar("T")
-
 _PART_VALUES: Final = 2000
 _PART_BYTES: Final = 2 * 1024 * 1024
+"""Of the values of one part, as encoded: a quarter of what the topic takes. Only a value that is larger by itself (no
+value is as large as the journal record that made it) makes a larger part."""
 _SLOTS: Final = 2
 
 
@@ -39,6 +38,7 @@ class _Place(Struct):
 
 
 _decode_place = msgspec.json.Decoder(_Place).decode
+_encode = msgspec.json.Encoder().encode
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 async def write(producer: AIOKafkaProducer, topic: str, partition: int, pool: str, snapshot: Snapshot) -> int:
     """Returns the number of parts when all are safe. Encoding gives way to other work of the loop between parts."""
-    groups = list(_cut(snapshot.state))
+    groups = [group async for group in _cut(snapshot.state)]
     sent = []
     for number, group in enumerate(groups):
         part = SnapshotPart(
@@ -68,7 +68,6 @@ async def write(producer: AIOKafkaProducer, topic: str, partition: int, pool: st
             journal=snapshot.journal,
             next_offsets=snapshot.next_offsets if number == 0 else {},
             meta=snapshot.state.meta if number == 0 else None,
-            tenants=_there(snapshot.state.tenants) if number == 0 else {},
             **group,
         )
         key = f"{pool}#{snapshot.slot}#{number}".encode()
@@ -78,37 +77,50 @@ async def write(producer: AIOKafkaProducer, topic: str, partition: int, pool: st
     return len(groups)
 
 
-def _there(values: Mapping[str, T | None]) -> dict[str, T]:
-    return {name: value for name, value in values.items() if value is not None}
+async def _cut(state: Changes) -> AsyncIterator[dict[str, Any]]:
+    """The fields of each part, at least one. Values are encoded once, here, since their sizes decide where to cut."""
+    group = _Group()
+    empty = True
+    for kind, name, value in _values(state):
+        encoded = _encode(value)
+        size = len(encoded) + 1 + (len(_encode(name)) + 1 if kind == "tenants" else 0)
+        if group.values and (group.values >= _PART_VALUES or group.size + size > _PART_BYTES):
+            yield group.fields()
+            group, empty = _Group(), False
+            await asyncio.sleep(0)
+        group.add(kind, name, msgspec.Raw(encoded), size)
+    if group.values or empty:
+        yield group.fields()
 
 
-def _cut(state: Changes) -> Iterator[dict[str, Any]]:
-    """Groups of values, each well below a message's limit; at least one."""
-    values = (
-        (kind, value)
-        for kind, held in (("jobs", state.jobs), ("runs", state.runs), ("nodes", state.nodes))
-        for value in held.values()
-        if value is not None
+def _values(state: Changes) -> Iterator[tuple[str, str, Any]]:
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("tenants", state.tenants),
+        ("jobs", state.jobs),
+        ("runs", state.runs),
+        ("nodes", state.nodes),
     )
-    first = True
-    while True:
-        group: dict[str, list[Any]] = defaultdict(list)
-        size = 0
-        for kind, value in islice(values, _PART_VALUES):
-            group[kind].append(value)
-            size += _weight(value)
-            if size > _PART_BYTES:
-                break
-        if not group and not first:
-            return
-        first = False
-        yield {kind: tuple(held) for kind, held in group.items()}
+    for kind, held in kinds:
+        for name, value in held.items():
+            if value is not None:
+                yield kind, name, value
 
 
-def _weight(value: Any) -> int:
-    """Bytes, roughly, of the parts of a value that have no small bound."""
-    labels = getattr(getattr(value, "spec", None), "labels", {})
-    return 400 + sum(len(k) + len(v) for k, v in labels.items()) + 120 * len(getattr(value, "allocations", ()))
+class _Group:
+    """Encoded values on their way into one part."""
+
+    def __init__(self) -> None:
+        self.values = 0
+        self.size = 0
+        self._held: dict[str, dict[str, msgspec.Raw]] = defaultdict(dict)
+
+    def add(self, kind: str, name: str, encoded: msgspec.Raw, size: int) -> None:
+        self._held[kind][name] = encoded
+        self.values += 1
+        self.size += size
+
+    def fields(self) -> dict[str, Any]:
+        return {kind: held if kind == "tenants" else tuple(held.values()) for kind, held in self._held.items()}
 
 
 async def read_latest(connection: KafkaConnection, topic: str, partition: int, pool: str) -> Snapshot | None:
@@ -124,11 +136,18 @@ async def read_latest(connection: KafkaConnection, topic: str, partition: int, p
     for value in latest.values():
         with contextlib.suppress(codec.Refused):
             part = codec.decode_snapshot(value)
-            parts[part.snapshot_id, part.slot][part.part] = part
-    whole = [found for found in parts.values() if len(found) == next(iter(found.values())).parts]
+            if part.pool == pool:
+                parts[part.snapshot_id, part.slot][part.part] = part
+    whole = [found for found in parts.values() if _is_whole(found)]
     if not whole:
         return None
     return _join(max(whole, key=lambda found: (found[0].journal, found[0].epoch)))
+
+
+def _is_whole(parts: dict[int, SnapshotPart]) -> bool:
+    """Whatever somebody else may have written under a key of ours does not make one."""
+    first = parts.get(0)
+    return first is not None and first.meta is not None and parts.keys() == set(range(first.parts))
 
 
 def _join(parts: dict[int, SnapshotPart]) -> Snapshot:
@@ -140,7 +159,7 @@ def _join(parts: dict[int, SnapshotPart]) -> Snapshot:
             jobs={job.spec.job_id: job for part in ordered for job in part.jobs},
             runs={run.placement_id: run for part in ordered for run in part.runs},
             nodes={node.spec.node_id: node for part in ordered for node in part.nodes},
-            tenants=dict(first.tenants),
+            tenants={name: usage for part in ordered for name, usage in part.tenants.items()},
             meta=first.meta,
         ),
         epoch=first.epoch,

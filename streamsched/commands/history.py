@@ -15,9 +15,7 @@ from aiokafka.errors import KafkaError
 from redis.exceptions import RedisError
 from rich.console import Console
 
-from streamsched.bus.journal import HistoryMissing
 from streamsched.core.cluster import ClusterState
-from streamsched.core.errors import BrokenInvariant
 from streamsched.errors import CheckFailed, ServiceUnreachable, UserError
 from streamsched.service.history import Until, compare_with_redis, rebuild, replay, story_of
 from streamsched.service.reachable import check_reachable
@@ -36,7 +34,7 @@ def replay_command(
     until: Annotated[str | None, typer.Option(help="A record's number, or a time (RFC 3339 with offset).")] = None,
     job: Annotated[str | None, typer.Option(help="Print the story of this job instead of the state.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare with Redis byte by byte; exit 1 if it differs.")
+        bool, typer.Option("--check", help="Compare with Redis value by value; exit 1 if it differs.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole state as one JSON document.")] = False,
 ) -> None:
@@ -48,7 +46,7 @@ def replay_command(
             console.print(line, markup=False)
         if differences:
             raise CheckFailed(f"pool {pool}: {len(differences)} values in Redis are not what the journal gives")
-        console.print(f"pool {pool}: Redis holds byte for byte what the journal gives")
+        console.print(f"pool {pool}: Redis holds what the journal gives, value for value")
         return
     lines, note = story_of(job or "")
     fold = _run(replay(settings, pool, _until(until), note if job else None), settings)
@@ -104,10 +102,6 @@ def _ready() -> Settings:
 def _run(work: Coroutine[Any, Any, T], settings: Settings) -> T:
     try:
         return asyncio.run(work)
-    except HistoryMissing as error:
-        raise UserError(str(error)) from None
-    except BrokenInvariant as error:
-        raise UserError(f"{str(error).splitlines()[0]} (was it written by another version of streamsched?)") from None
     except Unreadable as error:
         raise CheckFailed(f"Redis holds what streamsched did not write ({error}): `streamsched rebuild`") from None
     except RedisError as error:

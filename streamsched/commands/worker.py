@@ -16,8 +16,9 @@ def worker(
     """Run a worker: route jobs, schedule the pools whose partitions it gets, publish placements.
 
     Settings come from STREAMSCHED_* and the file STREAMSCHED_CONFIG names. Ends with 0 on SIGTERM or Ctrl-C (1 when
-    Kafka or Redis did not let it finish), 2 when it cannot start, 3 when another worker has taken over its pool, 1 when
-    it must not go on: whoever supervises it starts it again, and recovery makes good what was open.
+    Kafka or Redis did not let it finish), 2 when it cannot start or take a pool over and a person has to act, 3 when
+    another worker has taken over its pool, 1 when it must not go on: whoever supervises it starts it again, and
+    recovery makes good what was open.
     """
     from streamsched.service.logs import configure_logging
 

@@ -21,7 +21,8 @@ from aiokafka.errors import KafkaError
 from streamsched.bus.admin import diff_topics
 from streamsched.bus.app import Handlers, build_app
 from streamsched.bus.producer import Producer
-from streamsched.errors import EXIT_FAILED, EXIT_FENCED, UserError
+from streamsched.bus.topics import DECLARATIONS
+from streamsched.errors import EXIT_FAILED, EXIT_FENCED, MustRestart, UserError
 from streamsched.policy import by_name
 from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
@@ -81,7 +82,9 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     ranker = by_name(settings.scheduler.policy)
     await asyncio.to_thread(check_reachable, settings.kafka, settings.redis)
     await _check_topics(settings)
-    producer = Producer(settings.kafka, log.warning)
+    names = settings.names
+    limits = {names.of(declared): int(declared.configs["max.message.bytes"]) for declared in DECLARATIONS}
+    producer = Producer(settings.kafka, log.warning, limits, replaceable=(names.rankings, names.snapshots))
     redis = connect(settings.redis)
     solver = SolverProcess(settings.solve_limits())
     await _start(settings, producer, solver)
@@ -146,7 +149,7 @@ def _watch(settings: Settings, producer: Producer, scheduler: Scheduler, app: An
         return True
 
     def stuck(reason: str) -> None:
-        _end_process(RuntimeError(reason))
+        _end_process(MustRestart(reason))
 
     async def crash() -> None:
         while not app.crashed:  # noqa: ASYNC110 - set from other threads
@@ -190,6 +193,11 @@ def _end_process(error: BaseException) -> None:
         log.error("%s: this worker ends", error)
         logging.shutdown()
         os._exit(EXIT_FENCED)
+    if isinstance(error, UserError):
+        log.error("%s: this worker ends", error)
+        log.debug("where it came from", exc_info=error)
+        logging.shutdown()
+        os._exit(error.exit_code)
     log.critical("this worker ends: %s", words(error), exc_info=error)
     logging.shutdown()
     os._exit(EXIT_FAILED)

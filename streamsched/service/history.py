@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from streamsched.bus import journal, snapshots
 from streamsched.bus.messages import JournalRecord
 from streamsched.bus.producer import make_producer
 from streamsched.bus.topics import partition_of
-from streamsched.core.cluster import ClusterState
+from streamsched.core.cluster import ClusterState, Meta
 from streamsched.core.instructions import Decision, Place
+from streamsched.core.model import Job, Run
+from streamsched.core.node import NodeRecord
+from streamsched.core.tenants import TenantUsage
 from streamsched.errors import UserError
 from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
@@ -21,6 +27,9 @@ from .clock import Clock
 from .recovery import Fold, PoolTopics, known_jobs, take_over
 from .settings import Settings
 from .summary import pool_summary
+
+_STORED: Final[dict[str, Any]] = {"jobs": Job, "runs": Run, "nodes": NodeRecord, "tenants": TenantUsage, "meta": Meta}
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Until(Struct, frozen=True):
@@ -34,6 +43,12 @@ class Until(Struct, frozen=True):
         if self.seq is not None and record.seq > self.seq:
             return True
         return self.time is not None and record.now > self.time
+
+    def is_before_state(self, fold: Fold) -> bool:
+        """Whether the fold has come further than the stop already."""
+        if self.seq is not None and fold.position.seq > self.seq:
+            return True
+        return self.time is not None and fold.state.now > self.time
 
 
 def pool_topics(settings: Settings, pool: str) -> PoolTopics:
@@ -54,44 +69,78 @@ def pool_topics(settings: Settings, pool: str) -> PoolTopics:
 async def replay(
     settings: Settings, pool: str, until: Until, on_record: Callable[[JournalRecord, ClusterState], None] | None = None
 ) -> Fold:
-    """Fold the pool's journal up to `until`, from its beginning or, where that is not kept, from a snapshot."""
+    """Fold the pool's journal up to `until`, from its beginning or, where that is not kept, from a snapshot.
+
+    Raises UserError when the record or time is before what is kept, or the record is not there yet.
+    """
+    fold = await _replay(settings, pool, until, on_record)
+    if until.seq is not None and fold.position.seq < until.seq:
+        raise UserError(f"pool {pool}: the journal ends at record {fold.position.seq}, there is no {until.seq} (yet)")
+    return fold
+
+
+async def _replay(
+    settings: Settings, pool: str, until: Until, on_record: Callable[[JournalRecord, ClusterState], None] | None = None
+) -> Fold:
     topics = pool_topics(settings, pool)
     fold = Fold(ClusterState(pool, settings.scheduler), Position())
     first = await journal.first_offset(topics.kafka, topics.journal, topics.partition)
     if first > 0:
         snapshot = await snapshots.read_latest(topics.kafka, topics.snapshots, topics.partition, pool)
-        if snapshot is None or snapshot.journal < first or (until.seq is not None and snapshot.seq > until.seq):
-            raise UserError(f"pool {pool}: the journal before offset {first} is not kept and no snapshot reaches back")
+        if snapshot is None or snapshot.journal < first:
+            raise UserError(
+                f"pool {pool}: the journal before offset {first} is not kept and no snapshot reaches back there"
+            )
         fold = Fold.from_snapshot(pool, settings.scheduler, snapshot)
+        if until.is_before_state(fold):
+            raise UserError(
+                f"pool {pool}: that far back the journal is not kept any more; the oldest state that can be told is "
+                f"that of the snapshot after record {fold.position.seq}, {_moment(fold.state.now)}"
+            )
     async for entry in journal.read(
         topics.kafka, topics.journal, topics.partition, pool, fold.position.journal, whole=True
     ):
-        if until.is_before(entry.record):
+        # A void record says nothing of where its neighbours are in time.
+        if fold.validity.would_count(entry.record) and until.is_before(entry.record):
             break
         if fold.add(entry) and on_record is not None:
             on_record(entry.record, fold.state)
     return fold
 
 
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
 async def compare_with_redis(settings: Settings, pool: str) -> list[str]:
-    """Differences, byte by byte, between what Redis holds and the journal folded to the same record; none: equal."""
+    """Differences between what Redis holds and the journal folded to the same record; none: equal.
+
+    Values are compared as this version writes them. What an older one wrote stays as it is until it changes, and is no
+    difference when it means the same.
+    """
     redis = connect(settings.redis)
     try:
         position, raw = await PoolStore(redis, pool, settings.key_prefix).raw()
     finally:
         await redis.aclose()
-    fold = await replay(settings, pool, Until(seq=position.seq))
+    fold = await _replay(settings, pool, Until(seq=position.seq))
     if fold.position.seq != position.seq:
         return [f"Redis is at record {position.seq}, the journal ends at {fold.position.seq}"]
     expected = stored_values(fold.state.everything())
     differences = []
     for kind in sorted(expected):
         for name in sorted(expected[kind].keys() | raw[kind].keys()):
-            if expected[kind].get(name) != raw[kind].get(name):
-                differences.append(
-                    f"{kind} {name.decode()}: Redis {raw[kind].get(name)!r}, journal {expected[kind].get(name)!r}"
-                )
+            wanted, found = expected[kind].get(name), raw[kind].get(name)
+            if wanted != found and wanted != _as_written_now(kind, found):
+                differences.append(f"{kind} {name.decode()}: Redis {found!r}, journal {wanted!r}")
     return differences
+
+
+def _as_written_now(kind: str, value: bytes | None) -> bytes | None:
+    try:
+        return _encode(msgspec.json.decode(value or b"", type=_STORED[kind]))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return value
 
 
 async def rebuild(settings: Settings, pool: str) -> Fold:

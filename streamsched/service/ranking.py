@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
+from streamsched.bus import codec
 from streamsched.bus.messages import QueueRanking, RankedJob
 from streamsched.core.cluster import ClusterState
 from streamsched.core.model import Job, JobState
@@ -41,6 +42,19 @@ def queue_ranking(state: ClusterState, seq: int, now: float, unplaced: Mapping[s
             for rank, (job, score, reason) in enumerate(waiting, start=1)
         ),
     )
+
+
+def bounded(make: Callable[[int], QueueRanking], limit: int, bytes_max: int) -> tuple[QueueRanking, bytes]:
+    """What `make(limit)` gives and its encoding, with fewer jobs where that is longer than `bytes_max`.
+
+    Ids and reasons are as long as their writers like, so a number of jobs alone bounds nothing.
+    """
+    while True:
+        ranking = make(limit)
+        encoded = codec.encode(ranking)
+        if len(encoded) <= bytes_max or limit == 0:
+            return ranking, encoded
+        limit = min(len(ranking.jobs), limit) * bytes_max // len(encoded) * 9 // 10
 
 
 def _in_order(state: ClusterState, unplaced: Mapping[str, str]) -> Iterator[tuple[Job, float, str]]:

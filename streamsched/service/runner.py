@@ -41,12 +41,13 @@ from streamsched.core.instructions import Absorb, Decision, Place, Preempt, Refu
 from streamsched.core.model import JobSpec
 from streamsched.core.problem import Assignment, Problem, Solution, SolveStatus
 from streamsched.core.window import Ranker
+from streamsched.errors import UserError
 from streamsched.store.client import trouble
 from streamsched.store.job_index import JobIndex
 from streamsched.store.pool_store import Outcome, PoolStore, Position
 
-from .ranking import queue_ranking
-from .recovery import Fenced, PoolTopics, known_jobs, take_over
+from .ranking import bounded, queue_ranking
+from .recovery import Fenced, PoolTopics, known_jobs, take_over, write_to_redis
 from .retry import connection_errors, is_stray, pauses, words
 from .settings import Settings
 from .snapshotter import Snapshotter
@@ -61,6 +62,8 @@ _WINDOW_REST = 4.0
 _RANKING_REST = 20.0
 """Times as long as the last window (ranking) took until the next. A message from Kafka takes several turns of the event
 loop to get here, so with windows back to back over a long queue hardly any would, completions among them."""
+_RANKING_BYTES = 4 * 1024 * 1024
+"""Of a ranking's message at most: half of what its topic takes."""
 _RECORD_BYTES = 2 * 1024 * 1024
 """About the bytes of a journal record at most, so that it stays well below the topic's limit."""
 
@@ -154,6 +157,8 @@ class PoolRunner:
         self._inbox: deque[_Batch | Solution] = deque()
         self._wake = asyncio.Event()
         self._placements_end = 0
+        self._events_max = _RECORD_EVENTS
+        """Of one journal record; fewer after one that was too large."""
         self._solving: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -263,8 +268,9 @@ class PoolRunner:
                 with connection_errors():
                     todo = works + [work for batch in batches for work in await self._admit(batch)]
                     todo += self._timers()
-                    for chunk in _chunks(todo):
+                    for chunk in _chunks(todo, self._events_max):
                         await self._commit(chunk)
+                    self._events_max = _RECORD_EVENTS
                     await self._check_store()
                     await self._check_index()
                     await self._publish_ranking()
@@ -396,8 +402,8 @@ class PoolRunner:
         )
         try:
             offset = await self._journal.append(record, self.partition)
-        except MessageSizeTooLargeError:
-            raise  # it would be so every time: end, and say so
+        except MessageSizeTooLargeError as error:
+            raise self._too_large(works, error) from None
         except KafkaError as error:
             raise _StateLost(f"a journal write is uncertain ({words(error)})") from None
         if not self._journal.written.alone_since(self.partition, before.journal):
@@ -419,6 +425,19 @@ class PoolRunner:
         self.counts.decisions.update(type(decision).__name__.lower() for decision in decisions)
         if gone := [job_id for job_id, job in changes.jobs.items() if job is None]:
             await self._forget_in_index(gone)
+
+    def _too_large(self, works: list[_Work], error: MessageSizeTooLargeError) -> Exception:
+        """The record is not there and nothing of it may take effect: take less at once, or end and say so."""
+        if len(works) > 1:
+            self._events_max = len(works) // 2
+            return _StateLost(f"a journal record of {len(works)} events is too large ({words(error)}), taking fewer")
+        source = works[0].source
+        where = f" from {source.topic}[{source.partition}]@{source.offset}" if source is not None else ""
+        return UserError(
+            f"pool {self.pool}: a single {type(works[0].event).__name__}{where} gives a journal record that is too "
+            f"large ({words(error)}). Nothing of it was done. If the topic takes less than declared, raise that "
+            "(`streamsched topics diff`); else report it, and move the group's offset past the input to go on without"
+        )
 
     async def _look_for_successor(self, start: int, stop: int) -> None:
         """Somebody else wrote between the last two records: a successor's mark there voids the second.
@@ -558,19 +577,36 @@ class PoolRunner:
         if not due or self._parts.producer.outage.active:
             return
         self._last_ranking = now
-        ranking = queue_ranking(self.state, self._position.seq, now, self._unplaced, self._settings.ranking_jobs)
+        try:
+            ranking, encoded = bounded(
+                lambda limit: queue_ranking(self.state, self._position.seq, now, self._unplaced, limit),
+                self._settings.ranking_jobs,
+                _RANKING_BYTES,
+            )
+        except ValueError as error:  # a score that JSON cannot hold
+            log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
+            return
         told = [(job.job_id, job.state, job.reason) for job in ranking.jobs]
-        encoded = codec.encode(ranking) if told != self._told else None
         self._ranking_pause = max(self._settings.ranking_every_s, _RANKING_REST * (self._parts.clock() - now))
-        if encoded is None:
+        if told == self._told:
             return
         self._told = told
         try:
-            await self._parts.producer.send(
+            written = await self._parts.producer.send(
                 self._names.rankings, encoded, key=self.pool.encode(), partition=self.partition
             )
         except KafkaError as error:
-            log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
+            self._ranking_failed(error)
+        else:
+            written.add_done_callback(self._ranking_written)
+
+    def _ranking_written(self, written: asyncio.Future[Any]) -> None:
+        if not written.cancelled() and (error := written.exception()) is not None:
+            self._ranking_failed(error)
+
+    def _ranking_failed(self, error: BaseException) -> None:
+        log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
+        self._told = []  # so that the next one is written, also if it tells the same
 
     def _summary(self) -> bytes:
         return self._summaries.of(self.state, self._parts.clock())
@@ -597,9 +633,7 @@ class PoolRunner:
         self.state, self._position = taken.state, taken.position
         self._known_epoch = taken.state.epoch
         self._snapshots.begin(taken.position)
-        self._judge(
-            await self._store.reset(taken.state.epoch, taken.position, taken.state.everything(), self._summary())
-        )
+        self._judge(await write_to_redis(self._store, taken, self._summary()))
         await self._restore_index()
         self._placements_end = taken.position.placements
         await self._publish(taken.position.outbox)
@@ -660,12 +694,12 @@ def _weight(assignment: Assignment, spec: JobSpec) -> int:
     return 500 + workers + sum(len(name) + 6 * len(value) for name, value in spec.labels.items())
 
 
-def _chunks(works: list[_Work]) -> Iterable[list[_Work]]:
+def _chunks(works: list[_Work], events_max: int) -> Iterable[list[_Work]]:
     """Cut to what fits into one journal record."""
     chunk: list[_Work] = []
     size = 0
     for work in works:
-        if chunk and (len(chunk) >= _RECORD_EVENTS or size + work.weight > _RECORD_BYTES):
+        if chunk and (len(chunk) >= events_max or size + work.weight > _RECORD_BYTES):
             yield chunk
             chunk, size = [], 0
         chunk.append(work)

@@ -130,10 +130,10 @@ def test_chaos(
         judge(service, storm, evidence, result)
         assert not any(checks.values()), checks
         assert stops == [0] * len(stops), logs(service)
-        assert all(takeover.seconds is not None for takeover in takeovers)
         bound = service.settings.times.session_s + BOUND_BEYOND_SESSION_S
         clean = [t for t in takeovers if t.clean and t.seconds is not None]
-        if LONG:
+        if LONG:  # in the short form a pool may have nothing left to place when its worker dies
+            assert all(takeover.seconds is not None for takeover in takeovers)
             assert clean
             late = [t for t in clean if t.seconds is not None and t.seconds > bound]
             assert not [t for t in late if not t.overloaded], (late, bound)

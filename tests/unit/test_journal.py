@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 
 import pytest
+from journal_topic import MemoryTopic, changed
 
-from streamsched.bus.journal import Validity
+from streamsched.bus import codec, journal
+from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.journal import Entry, Validity
 from streamsched.bus.messages import JournalRecord
 from streamsched.core import events as ev
 from streamsched.core.config import SchedulerConfig
@@ -70,3 +75,64 @@ def test_wherever_a_zombie_writes_after_the_mark_the_history_is_the_same(late: i
         for place, one in zip(sorted(places, reverse=True), reversed(zombie), strict=True):
             mixed.insert(place, one)
         assert counted(*before, *mixed) == wanted
+
+
+# ── reading what others have written ─────────────────────────────────────────────────────────────────────────────────
+
+
+def read_all(topic: MemoryTopic, patch: pytest.MonkeyPatch) -> list[Entry]:
+    topic.install(patch)
+
+    async def work() -> list[Entry]:
+        return [entry async for entry in journal.read(KafkaConnection(), "journal", 3, "p", 0, whole=True)]
+
+    return asyncio.run(work())
+
+
+FOREIGN = [
+    b"not json",
+    b"\xff\xfe",
+    b"{}",
+    b"[" * 5000,
+    b'{"pool": "p"}',
+    b'{"pool": "p", "epoch": "one", "seq": 1}',
+    changed(record(1, 1), pool="q"),
+    b'{"pool": "q", "epoch": 1, "seq": 1}',
+]
+
+
+@pytest.mark.parametrize("value", FOREIGN)
+def test_what_no_owner_wrote_is_passed_over_named_and_counted(
+    value: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = MemoryTopic()
+    ours = [mark(1), record(1, 1), record(1, 2)]
+    topic.write(codec.encode(ours[0]))
+    topic.write(codec.encode(ours[1]))
+    topic.write(value)
+    topic.write(codec.encode(ours[2]))
+    before = journal.foreign["journal[3]"]
+    found = read_all(topic, monkeypatch)
+    assert [(entry.offset, entry.record) for entry in found] == [(0, ours[0]), (1, ours[1]), (3, ours[2])]
+    [warning] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "journal[3]@2 is no record of this pool and is passed over" in warning
+    assert "\n" not in warning
+    assert journal.foreign["journal[3]"] == before + 1
+
+
+def test_many_foreign_records_are_not_as_many_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = MemoryTopic([(b"p", b"?")] * 5000)
+    topic.write(codec.encode(mark(1)))
+    assert len(read_all(topic, monkeypatch)) == 1
+    assert len(caplog.records) == 11
+    assert "5000 such records in journal[3]" in caplog.records[-1].getMessage()
+
+
+def test_a_record_of_the_pool_that_cannot_be_read_is_handed_on_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = MemoryTopic()
+    topic.write(b'{"pool": "p", "epoch": 4, "seq": 17, "now": 1.0, "events": [{"type": "of the future"}]}')
+    [entry] = read_all(topic, monkeypatch)
+    assert (entry.record.epoch, entry.record.seq) == (4, 17)
+    assert entry.unreadable.startswith("invalid")

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 from core_builder import Pool, placed, stored
+from journal_topic import MemoryTopic, records_of
+from sim.redis import Client, Data, Server
 
 from streamsched.bus import codec
-from streamsched.bus.journal import Entry
+from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.journal import Entry, HistoryMissing, JournalWriter
 from streamsched.bus.messages import JournalRecord
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.errors import BrokenInvariant
-from streamsched.core.instructions import Place, Preempt, Revoke
-from streamsched.service.recovery import Fold, _matters
-from streamsched.store.pool_store import Position
+from streamsched.core.instructions import Revoke
+from streamsched.core.model import JobState
+from streamsched.errors import EXIT_UNUSABLE
+from streamsched.service.recovery import Fold, OtherVersion, PoolTopics, Taken, _matters, take_over, write_to_redis
+from streamsched.store.pool_store import Outcome, PoolStore, Position, stored_values
 
 CONFIG = SchedulerConfig()
 
 
 def entries(pool: Pool, epoch: int = 1) -> list[Entry]:
-    """The pool's history as a journal: a mark, then one record per event, through the codec as Kafka would give it."""
-    state = ClusterState("p", pool.config)
-    found = []
-    events = [(ev.EpochStarted(epoch=epoch, config=pool.config), 0.0), *pool.history]
-    for seq, (event, now) in enumerate(events):
-        decisions = [i for i in state.handle(event, now) if isinstance(i, Place | Preempt | Revoke)]
-        record = JournalRecord(
-            pool="p",
-            epoch=epoch,
-            seq=seq,
-            now=now,
-            events=(event,),
-            decisions=tuple(decisions),
-            next_offsets={"pool.jobs:0": seq},
-        )
-        found.append(Entry(10 * seq, codec.decode_journal(codec.encode(record))))
-    return found
+    return [Entry(10 * record.seq, record) for record in records_of(pool, epoch)]
 
 
 def fold_of(history: list[Entry]) -> Fold:
@@ -108,6 +101,56 @@ def test_a_decision_that_the_events_do_not_give_is_a_broken_invariant(pool: Pool
             fold_of([*history[:with_place], forged])
 
 
+def test_a_record_of_another_version_is_one_line_that_names_it_and_the_way_out(pool: Pool) -> None:
+    """Whether the core decides otherwise or cannot take the events at all."""
+    history = entries(pool)
+    last = history[-1]
+    unknown = ev.RunStarted(placement_id="j:1:1", job_id="j", time=-1e12)
+    with_place = next(e for e in history if e.record.decisions)
+    for entry, changes in ((with_place, {"decisions": ()}), (last, {"decisions": with_place.record.decisions})):
+        forged = Entry(entry.offset, msgspec.structs.replace(entry.record, **changes))
+        with pytest.raises(OtherVersion) as caught:
+            fold_of([*(e for e in history if e.offset < entry.offset), forged])
+        line = str(caught.value)
+        assert f"pool p: journal record {entry.record.seq} of epoch 1, journal offset {entry.offset}: " in line
+        assert "Start that one" in line
+        assert "\n" not in line
+        assert caught.value.exit_code == EXIT_UNUSABLE
+    fold = fold_of(history)
+    fold.state.handle = _raise  # type: ignore[method-assign]
+    record = msgspec.structs.replace(last.record, seq=last.record.seq + 1, events=(unknown,))
+    with pytest.raises(OtherVersion, match="cannot be applied"):
+        fold.add(Entry(last.offset + 1, record))
+
+
+def _raise(event: ev.CoreEvent, now: float) -> None:
+    raise KeyError("a field of the future")
+
+
+def test_a_gap_in_an_epoch_is_told_with_its_offset(pool: Pool) -> None:
+    history = entries(pool)
+    with pytest.raises(HistoryMissing) as caught:
+        fold_of([*history[:3], *history[4:]])
+    line = str(caught.value)
+    assert f"journal offset {history[4].offset} holds record 4 of epoch 1, and those from 3 on are missing" in line
+    assert "\n" not in line
+
+
+def test_a_record_that_cannot_be_read_is_passed_over_only_where_it_does_not_count(pool: Pool) -> None:
+    history = entries(pool, epoch=3)
+    for epoch, seq, counts in ((2, 9, False), (3, 2, False), (3, 3, True), (3, 4, True), (4, 0, True)):
+        fold = fold_of(history[:3])
+        stub = JournalRecord(pool="p", epoch=epoch, seq=seq, now=0.0)
+        entry = Entry(1234, stub, unreadable="invalid: of the future")
+        if counts:
+            with pytest.raises(OtherVersion, match="offset 1234: it cannot be read"):
+                fold.add(entry)
+        else:
+            assert not fold.add(entry)
+            assert fold.position.journal == 1235
+            assert fold.position.seq == 2
+
+
 def test_decisions_matter_while_their_run_is_where_they_left_it(pool: Pool) -> None:
     place_a, place_b = pool.placements["a"], pool.placements["b"]
     assert _matters(place_b, pool.state), "b has not started: its executor may not know of it"
@@ -120,3 +163,123 @@ def test_decisions_matter_while_their_run_is_where_they_left_it(pool: Pool) -> N
     pool.command(ev.CancelRequested, "b")
     assert not _matters(place_b, pool.state), "to be stopped, not to be started"
     assert "c" in placed(pool.solve())
+
+
+# ── Redis at a takeover ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Steps:
+    """A pool's journal in memory, a Redis that notes what is done with it, and takeovers of both."""
+
+    def __init__(self, pool: Pool, patch: pytest.MonkeyPatch) -> None:
+        self.journal = MemoryTopic([(b"p", codec.encode(record)) for record in records_of(pool)])
+        self.journal.install(patch)
+        self.server = Server()
+        self.store = PoolStore(Client(self.server), "p", "test:")  # type: ignore[arg-type]
+        self.done: list[str] = []
+        script = self.store._script
+
+        async def noted(keys: Any, args: Any) -> Any:
+            self.done.append(args[0])
+            return await script(keys=keys, args=args)
+
+        self.store._script = noted  # type: ignore[assignment]
+        self.topics = PoolTopics("p", 0, KafkaConnection(), "journal", "nowhere", "nowhere", pool.config)
+
+    async def append(self, topic: str, value: bytes, *, key: bytes, partition: int) -> Any:
+        return SimpleNamespace(offset=self.journal.write(value, key))
+
+    async def put(self, records: int) -> None:
+        """Redis as the owner of epoch 1 had it after so many records of the journal."""
+        fold = Fold(ClusterState("p", CONFIG), Position())
+        for offset in range(records):
+            fold.add(Entry(offset, codec.decode_journal(self.journal.records[offset][1])))
+        self.server.data = Data()
+        assert await self.store.acquire(0) == 1
+        assert await self.store.reset(1, fold.position, fold.state.everything(), b"{}") is Outcome.DONE
+
+    async def take_over(self) -> Taken:
+        producer: Any = SimpleNamespace(send_and_wait=self.append)
+        return await take_over(self.topics, self.store, JournalWriter(producer, "journal"), lambda: 5000.0, 0)
+
+    async def write(self, taken: Taken) -> Outcome:
+        self.done.clear()
+        return await write_to_redis(self.store, taken, b"{}")
+
+    async def is_right(self, taken: Taken) -> bool:
+        position, raw = await self.store.raw()
+        assert position == taken.position
+        queue = self.server.data.sorted_sets[b"test:{p}:queue"]
+        queued = {j.spec.job_id.encode() for j in taken.state.jobs.values() if j.state is JobState.QUEUED}
+        return raw == stored_values(taken.state.everything()) and queue.keys() == queued
+
+
+@pytest.fixture
+def steps(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    return Steps(pool, monkeypatch)
+
+
+def test_a_redis_that_is_right_is_not_written_anew(steps: Steps) -> None:
+    async def work() -> None:
+        first = await steps.take_over()
+        assert await steps.write(first) is Outcome.DONE
+        assert "clear" in steps.done, "it was empty"
+        assert await steps.is_right(first)
+        second = await steps.take_over()
+        assert await steps.write(second) is Outcome.DONE
+        assert steps.done == ["commit"]
+        assert second.state.epoch == first.state.epoch + 1
+        assert await steps.is_right(second)
+
+    asyncio.run(work())
+
+
+def test_a_redis_that_is_behind_gets_what_is_missing(steps: Steps) -> None:
+    """As after a kill between journal and Redis."""
+
+    async def work() -> None:
+        await steps.put(3)
+        taken = await steps.take_over()
+        assert taken.stored_seq == 2
+        assert await steps.write(taken) is Outcome.DONE
+        assert steps.done == ["commit"]
+        assert taken.position.seq == len(steps.journal.records) - 2
+        assert await steps.is_right(taken)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("harm", ["flushed", "older", "another epoch"])
+def test_a_redis_that_changed_after_it_was_read_is_not_written_to(steps: Steps, harm: str) -> None:
+    async def work() -> None:
+        await steps.put(2)
+        old = steps.server.data.copy()
+        await steps.put(5)
+        taken = await steps.take_over()
+        if harm == "another epoch":
+            await steps.store.acquire(0)
+            assert await steps.write(taken) is Outcome.FENCED
+            assert steps.done == ["commit"]
+            return
+        steps.server.data = Data() if harm == "flushed" else old
+        # Without our epoch it is not ours to write: the runner recovers once more, from what is there now.
+        assert await steps.write(taken) is Outcome.LOST
+        again = await steps.take_over()
+        assert await steps.write(again) is Outcome.DONE
+        assert ("clear" in steps.done) is (harm == "flushed")
+        assert await steps.is_right(again)
+
+    asyncio.run(work())
+
+
+def test_a_redis_whose_record_is_another_one_is_written_anew(steps: Steps) -> None:
+    async def work() -> None:
+        await steps.write(await steps.take_over())
+        taken = await steps.take_over()
+        meta = steps.server.data.hashes[b"test:{p}:meta"]
+        meta[b"seq"] = b"2"
+        assert await steps.write(taken) is Outcome.DONE
+        assert steps.done[:2] == ["commit", "clear"]
+        assert await steps.is_right(taken)
+
+    asyncio.run(work())
