@@ -26,7 +26,7 @@ from streamsched.policy import by_name
 from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
 
-from .clock import Clock
+from .clock import Clock, TimedProducer
 from .letters import DeadLetters
 from .reachable import check_reachable, probe_kafka
 from .recovery import Fenced
@@ -80,11 +80,11 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     ranker = by_name(settings.scheduler.policy)
     await asyncio.to_thread(check_reachable, settings.kafka, settings.redis)
     await _check_topics(settings)
-    producer = Producer(settings.kafka, log.warning)
+    clock = Clock()
+    producer = TimedProducer(settings.kafka, log.warning, clock)
     redis = connect(settings.redis)
     solver = SolverProcess(settings.solve_limits())
     await _start(settings, producer, solver)
-    clock = Clock()
     letters = DeadLetters(settings, producer, clock)
     index = JobIndex(redis, settings.pools, settings.key_prefix)
     parts = Parts(
