@@ -13,9 +13,9 @@ What is fixed here was found by trying (see docs/adr/0002):
   its own queues, but acknowledges them, and does not know of those in the buffer of `noack_take`.
 - Faust's own account of acknowledgements skips a single open message at its head, and any number of them where nothing
   was committed yet. So events are acknowledged strictly in the order of their partition (`_Turns`).
-- An agent is one stream over all its partitions, so a handler that waited for the slowest of them would hold up the rest.
-  It gives back what takes longer, to be acknowledged apart; a partition of which much is open is not fetched from until
-  it is less, so that one that stands still fills neither the memory nor the way of the others.
+- An agent is one stream over all its partitions, so a handler that waited for the slowest would hold up the rest. It
+  gives back what takes longer, to be acknowledged apart; a partition of which much is open is not fetched from until it
+  is less, so that one that stands still fills neither the memory nor the way of the others.
 - No table, so no folder: Faust would make one in the working directory, which may be read-only.
 - A failed commit of offsets is no reason to end: they only say where to start reading, the state knows what is in it.
 """

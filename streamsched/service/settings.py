@@ -154,7 +154,8 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9._-]{0,100}")
 
 _SECTIONS: Final = {"": Settings, "times": GroupTimes, "scheduler": SchedulerConfig}
 _OWN_VARIABLES: Final = {"kafka", "redis", "names", "times", "scheduler"}
-_CONNECTIONS: Final = tuple(f"STREAMSCHED_KAFKA_{field.name.upper()}" for field in fields(KafkaConnection)) + (
+_CONNECTIONS: Final = (
+    *(f"STREAMSCHED_KAFKA_{field.name.upper()}" for field in fields(KafkaConnection)),
     "STREAMSCHED_KAFKA_SASL_PASSWORD_FILE",
     "STREAMSCHED_REDIS_URL",
     "STREAMSCHED_REDIS_URL_FILE",

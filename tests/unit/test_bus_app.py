@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from streamsched.bus.app import _after, _Turns
+from streamsched.bus.app import GroupTimes, Handlers, _after, _Turns, build_app
+from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.topics import TopicNames
 
 
 @dataclass
@@ -96,3 +100,13 @@ def test_what_was_not_taken_after_all_is_not_acknowledged(answer: bool | None, a
 
     asyncio.run(_after(work(), [turns.take(e) for e in events(acked, 0, 1)], pytest.fail))
     assert acked == acknowledged
+
+
+def test_no_folder_is_made_where_the_worker_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory may be read-only, as in a container."""
+    monkeypatch.chdir(tmp_path)
+    unused: Any = None
+    handlers = Handlers(unused, unused, unused, unused, unused, unused)
+    app = build_app("group", KafkaConnection(), TopicNames(), handlers, GroupTimes())
+    app._create_directories()
+    assert list(tmp_path.iterdir()) == []
