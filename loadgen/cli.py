@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -193,7 +194,7 @@ def executors(
     heartbeat_s: Heartbeat = 3.0,
     telemetry_s: Telemetry = 5.0,
 ) -> None:
-    """Run simulated executors and node agents until interrupted."""
+    """Run simulated executors and node agents until Ctrl-C or SIGTERM, then say what they did. Exit code 0."""
     pools = _pools(nodes, pool)
     if not pools:
         raise UserError("no nodes: give --nodes 80x8:P100")
@@ -215,11 +216,28 @@ def executors(
 async def _run_executors(
     fleets: list[SimulatedFleet], kafka: KafkaConnection, names: TopicNames, intervals: AgentIntervals, fence: bool
 ) -> None:
-    async with Publisher(kafka, _say) as publisher:
-        fleet = Executors(fleets, kafka, names, publisher, _say, intervals)
-        await fleet.start(fence)
-        _say(f"{sum(len(f.nodes) for f in fleets)} nodes announced in {', '.join(f.pool for f in fleets)}; Ctrl-C ends")
-        await fleet.run()
+    async def work() -> None:
+        async with Publisher(kafka, _say) as publisher:
+            fleet = Executors(fleets, kafka, names, publisher, _say, intervals)
+            await fleet.start(fence)
+            nodes = sum(len(f.nodes) for f in fleets)
+            _say(f"{nodes} nodes announced in {', '.join(f.pool for f in fleets)}; Ctrl-C ends")
+            await fleet.run()
+
+    await _until_told_to_end(work())
+
+
+async def _until_told_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """SIGINT and SIGTERM are the ordinary end of what has no other; an error of `work` is raised."""
+    working = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, working.cancel)
+    try:
+        await working
+    except asyncio.CancelledError:
+        if not working.cancelled():
+            raise
 
 
 def _say(text: str) -> None:

@@ -9,7 +9,7 @@ next placement after it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -129,6 +129,7 @@ def audit(
     history: History,
     *,
     capacities: Mapping[str, int] | None = None,
+    gpu_types: Mapping[str, str] | None = None,
     prefix: str = "",
     may_stay_unfinished: frozenset[str] = frozenset(),
     allow_repeats: bool = False,
@@ -137,17 +138,22 @@ def audit(
 
     `lost` (an arrival with no successful run), `completed-twice`, `completed-unplaced`, `placed-unsubmitted`,
     `placement-id-reused` (with `allow_repeats` an identical repetition, as a restart may cause, is no violation),
-    `job-running-twice`, `wrong-size` (other GPUs than asked for), `unknown-node`, `over-capacity`, `device-conflict`.
+    `job-running-twice`, `wrong-size` (other GPUs in total than asked for), `wrong-shape` (as many, in other workers),
+    `wrong-share` (another part of a device), `wrong-type` (a node whose type the job does not take), `unknown-node`,
+    `over-capacity`, `device-conflict`.
 
     Jobs whose id does not begin with `prefix` are not judged (others may submit to the same topics, before or after the
-    messages at hand), but the devices of their runs are. `capacities`: GPUs by node, beside those that `joined` events
-    tell. `may_stay_unfinished`: jobs that were cancelled or that nothing can hold.
+    messages at hand), but the devices of their runs are. `capacities`, `gpu_types`: by node, beside those that `joined`
+    events tell; a node of which no type is known is not judged by it. `may_stay_unfinished`: jobs that were cancelled
+    or that nothing can hold.
     """
     result = Audit()
     runs = runs_of(history)
-    arrivals = {stamped.message.job_id: stamped.message for stamped in history.arrivals}
+    arrivals: dict[str, list[m.JobArrival]] = {}
+    for _, arrival in history.arrivals:
+        arrivals.setdefault(arrival.job_id, []).append(arrival)
     _check_ids(history, result, allow_repeats)
-    _check_runs(arrivals, runs, history, prefix, result)
+    _check_runs(arrivals, runs, history, prefix, _types(history, gpu_types), result)
     _check_jobs(arrivals, runs, prefix, may_stay_unfinished, result)
     _check_capacity(runs.values(), _capacities(history, capacities), result)
     _check_devices(runs.values(), result)
@@ -169,15 +175,16 @@ def _check_ids(history: History, result: Audit, allow_repeats: bool) -> None:
 
 
 def _check_runs(
-    arrivals: Mapping[str, m.JobArrival],
+    arrivals: Mapping[str, Sequence[m.JobArrival]],
     runs: Mapping[str, RunRecord],
     history: History,
     prefix: str,
+    types: Mapping[str, frozenset[str]],
     result: Audit,
 ) -> None:
     for run in runs.values():
-        if (arrival := arrivals.get(run.place.job_id)) is not None:
-            _check_size(arrival, run, result)
+        if asked := arrivals.get(run.place.job_id):
+            _check_gang(asked, run, types, result)
         elif run.place.job_id.startswith(prefix):
             result.add("placed-unsubmitted", f"job {run.place.job_id} by {run.place.placement_id}")
     completed = {s.message.placement_id: s.message.job_id for s in history.completions if _succeeded(s.message)}
@@ -187,7 +194,7 @@ def _check_runs(
 
 
 def _check_jobs(
-    arrivals: Mapping[str, m.JobArrival],
+    arrivals: Mapping[str, Sequence[m.JobArrival]],
     runs: Mapping[str, RunRecord],
     prefix: str,
     may_stay_unfinished: frozenset[str],
@@ -212,13 +219,66 @@ def _succeeded(report: m.Completion) -> bool:
     return isinstance(report, m.Completed) and report.exit_code == 0
 
 
-def _check_size(arrival: m.JobArrival, run: RunRecord, result: Audit) -> None:
-    if arrival.gpu_fraction is not None or arrival.elastic is not None:
-        return
-    asked = arrival.workers * (arrival.gpus_per_worker or 1) + arrival.remainder_gpus
-    given = sum(len(allocation.gpus) for allocation in run.place.allocations)
-    if asked != given:
-        result.add("wrong-size", f"job {arrival.job_id} asked for {asked} GPUs, {run.place.placement_id} has {given}")
+def _check_gang(
+    arrivals: Sequence[m.JobArrival], run: RunRecord, types: Mapping[str, frozenset[str]], result: Audit
+) -> None:
+    """The run is what one of the arrivals with this id has asked for; the topics do not say which of several counts."""
+    found = [list(_wrongs(arrival, run, types)) for arrival in arrivals]
+    if all(found):
+        for kind, detail in found[0]:
+            result.add(kind, f"job {run.place.job_id}, {run.place.placement_id}: {detail}")
+
+
+def _wrongs(arrival: m.JobArrival, run: RunRecord, types: Mapping[str, frozenset[str]]) -> Iterable[tuple[str, str]]:
+    """An allocation is a worker: its GPUs, how many such workers, their share of a device, the type of their nodes."""
+    allocations = run.place.allocations
+    share = WHOLE_GPU if arrival.gpu_fraction is None else round(arrival.gpu_fraction * WHOLE_GPU)
+    shares = {allocation.gpu_milli for allocation in allocations}
+    if shares - {share}:
+        yield "wrong-share", f"asked for {share} thousandths of a device, has {sorted(shares)}"
+
+    least, most = arrival.workers, arrival.workers
+    if arrival.elastic is not None:
+        least, most = min(least, arrival.elastic.min_workers), max(most, arrival.elastic.max_workers)
+    given = Counter(len(allocation.gpus) for allocation in allocations)
+    workers = len(allocations) - bool(arrival.remainder_gpus)
+    if not least <= workers <= most or given != _gang(arrival, workers):
+        low, high = _gpus(_gang(arrival, least)), _gpus(_gang(arrival, most))
+        if low <= _gpus(given) <= high:
+            yield "wrong-shape", f"asked for {_shape(_gang(arrival, arrival.workers))}, has {_shape(given)}"
+        else:
+            asked = f"{low}" if low == high else f"{low} to {high}"
+            yield "wrong-size", f"asked for {asked} GPUs, has {_gpus(given)}"
+
+    for node_id in dict.fromkeys(allocation.node_id for allocation in allocations):
+        has = types.get(node_id)
+        if arrival.gpu_types and has and has.isdisjoint(arrival.gpu_types):
+            yield "wrong-type", f"takes {', '.join(arrival.gpu_types)}, {node_id} has {', '.join(sorted(has))}"
+
+
+def _gang(arrival: m.JobArrival, workers: int) -> Counter[int]:
+    """GPUs of a worker -> number of such workers."""
+    gang = Counter({arrival.gpus_per_worker or 1: max(0, workers)})
+    if arrival.remainder_gpus:
+        gang[arrival.remainder_gpus] += 1
+    return gang
+
+
+def _gpus(gang: Counter[int]) -> int:
+    return sum(gpus * workers for gpus, workers in gang.items())
+
+
+def _shape(gang: Counter[int]) -> str:
+    return " + ".join(f"{workers} x {gpus} GPUs" for gpus, workers in sorted(gang.items(), reverse=True))
+
+
+def _types(history: History, known: Mapping[str, str] | None) -> dict[str, frozenset[str]]:
+    """GPU types that each node has had: a node may join again as another machine."""
+    types = {node_id: frozenset({gpu_type}) for node_id, gpu_type in (known or {}).items()}
+    for _, event in history.nodes:
+        if isinstance(event, m.Joined):
+            types[event.node_id] = types.get(event.node_id, frozenset()) | {event.gpu_type}
+    return types
 
 
 def _capacities(history: History, known: Mapping[str, int] | None) -> dict[str, int]:

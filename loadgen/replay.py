@@ -258,9 +258,11 @@ def _result(
 ) -> ReplayResult:
     ours = {arrival.job_id for _, arrival in plan.entries}
     capacities = {node_id: gpus for fleet in fleets for node_id, gpus in fleet.capacities().items()}
+    gpu_types = {node.node_id: node.gpu_type for fleet in fleets for node in fleet.nodes}
     findings = audit(
         history,
         capacities=capacities,
+        gpu_types=gpu_types,
         may_stay_unfinished=frozenset() if options.wait else frozenset(ours),
         prefix=plan.prefix,
         allow_repeats=options.allow_repeated_placements,

@@ -13,6 +13,10 @@ What is fixed here was found by trying (see docs/adr/0002):
   its own queues, but acknowledges them, and does not know of those in the buffer of `noack_take`.
 - Faust's own account of acknowledgements skips a single open message at its head, and any number of them where nothing
   was committed yet. So events are acknowledged strictly in the order of their partition (`_Turns`).
+- An agent is one stream over all its partitions, so a handler that waited for the slowest would hold up the rest. It
+  gives back what takes longer, to be acknowledged apart; a partition of which much is open is not fetched from until it
+  is less, so that one that stands still fills neither the memory nor the way of the others.
+- No table, so no folder: Faust would make one in the working directory, which may be read-only.
 - A failed commit of offsets is no reason to end: they only say where to start reading, the state knows what is in it.
 """
 
@@ -29,6 +33,7 @@ from typing import Any, cast
 import faust
 from aiokafka.errors import KafkaError
 from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
 from msgspec import Struct
 from yarl import URL
 
@@ -41,6 +46,8 @@ BATCH_MAX = 1000
 """Messages handed over at once at most."""
 BATCH_WITHIN_S = 0.01
 """How long a batch that is not full is waited for: the price in latency of one topic hop."""
+OPEN_MAX = 4 * BATCH_MAX
+"""Messages of a partition that are handed over and not acknowledged, from which on it is not fetched from."""
 
 
 class Input(Struct, frozen=True):
@@ -56,9 +63,11 @@ class Input(Struct, frozen=True):
     """Of the consumer group when it was fetched: what is older than the present assignment is delivered again."""
 
 
-Handler = Callable[[list[Input]], Awaitable[Mapping[int, Awaitable[None] | None]]]
-"""Returns when the batch is dealt with, but for the inputs named by position: those that take longer are awaited apart,
-those with None are never acknowledged."""
+Later = Awaitable[bool | None]
+"""What an input waits for before it is acknowledged. False: it was not taken after all, and is not acknowledged."""
+Handler = Callable[[list[Input]], Awaitable[Mapping[int, Later | None]]]
+"""Returns when the batch is dealt with, but for the inputs named by position: those that take longer are awaited apart
+(several may share one), those with None are never acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +126,12 @@ def build_app(
     app.fetch_wait_ms = connection.fetch_wait_ms
     prefix = len(names.prefix)
     fault = handlers.fault
-    _attach(app, "router", [names.arrivals, names.commands], handlers.route, fault, prefix)
-    _attach(app, "scheduler", [names.pool_jobs, names.completions, names.nodes], handlers.schedule, fault, prefix)
-    _attach(app, "telemetry", [names.telemetry], handlers.observe, fault, prefix)
-    _follow_assignment(app, names.pool_jobs, handlers)
+    turns = (
+        _attach(app, "router", [names.arrivals, names.commands], handlers.route, fault, prefix),
+        _attach(app, "scheduler", [names.pool_jobs, names.completions, names.nodes], handlers.schedule, fault, prefix),
+        _attach(app, "telemetry", [names.telemetry], handlers.observe, fault, prefix),
+    )
+    _follow_assignment(app, names.pool_jobs, handlers, turns)
     return app
 
 
@@ -168,6 +179,9 @@ class _App(faust.App):
     def _new_transport(self) -> Any:
         return _Transport(self.conf.broker_consumer, self)
 
+    def _create_directories(self) -> None:
+        """For tables, which there are none of."""
+
 
 def _credentials(connection: KafkaConnection) -> Any:
     context = connection.ssl_context()
@@ -182,28 +196,55 @@ def _credentials(connection: KafkaConnection) -> Any:
 
 
 class _Turns:
-    """Acknowledges the events of each partition in their order, whatever order they get done in."""
+    """Acknowledges the events of each partition in their order, whatever order they get done in.
 
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, int], deque[list[Any]]] = {}
+    `pause` is told of a partition when `open_max` of its events are open, `resume` when half of them are done.
+    """
+
+    def __init__(
+        self,
+        open_max: int = OPEN_MAX,
+        pause: Callable[[Any], None] = lambda tp: None,
+        resume: Callable[[Any], None] = lambda tp: None,
+    ) -> None:
+        self._open: dict[Any, deque[list[Any]]] = {}
         self._generation = -1
+        self._open_max = open_max
+        self._pause = pause
+        self._resume = resume
+        self._paused: set[Any] = set()
 
     def take(self, event: Any) -> Callable[[], None]:
         """The event's turn is noted; call what is returned when the event is done."""
         message = event.message
-        if message.generation_id != self._generation:
-            self._open.clear()  # what was open is delivered again
-            self._generation = message.generation_id
-        waiting = self._open.setdefault((message.topic, message.partition), deque())
+        self.begin(message.generation_id)
+        tp = TP(message.topic, message.partition)
+        waiting = self._open.setdefault(tp, deque())
         turn = [event, False]
         waiting.append(turn)
+        if len(waiting) >= self._open_max and tp not in self._paused:
+            self._paused.add(tp)
+            self._pause(tp)
 
         def done() -> None:
             turn[1] = True
             while waiting and waiting[0][1]:
                 waiting.popleft()[0].ack()
+            if tp in self._paused and self._open.get(tp) is waiting and 2 * len(waiting) <= self._open_max:
+                self._paused.discard(tp)
+                self._resume(tp)
 
         return done
+
+    def begin(self, generation: int) -> None:
+        """A new assignment: what was open is delivered again, to whoever has its partition now."""
+        if generation == self._generation:
+            return
+        self._generation = generation
+        self._open.clear()
+        paused, self._paused = self._paused, set()
+        for tp in paused:
+            self._resume(tp)
 
 
 def _attach(
@@ -213,22 +254,30 @@ def _attach(
     handler: Handler,
     fault: Callable[[BaseException], None],
     prefix: int,
-) -> None:
+) -> _Turns:
     """One agent over several topics: their batches are one stream of work, in the order of each partition."""
     channel = app.topic(*topics, key_type=bytes, value_type=bytes)
-    turns = _Turns()
     pending: set[asyncio.Future[None]] = set()
+
+    def resume(tp: TP) -> None:
+        if tp in app.consumer.assignment():
+            app.consumer.resume_partitions({tp})
+
+    turns = _Turns(OPEN_MAX, lambda tp: app.consumer.pause_partitions({tp}), resume)
 
     async def hand_over(events: list[Any]) -> None:
         done = [turns.take(event) for event in events]
         later = await handler([_input(event.message, prefix) for event in events])
+        apart: dict[int, tuple[Later, list[Callable[[], None]]]] = {}
         for place, finished in enumerate(done):
             if place not in later:
                 finished()
             elif (work := later[place]) is not None:
-                task = asyncio.ensure_future(_after(work, finished, fault))
-                pending.add(task)
-                task.add_done_callback(pending.discard)
+                apart.setdefault(id(work), (work, []))[1].append(finished)
+        for work, those in apart.values():
+            task = asyncio.ensure_future(_after(work, those, fault))
+            pending.add(task)
+            task.add_done_callback(pending.discard)
 
     async def agent(stream: Any) -> None:
         async for events in stream.noack_take(BATCH_MAX, within=BATCH_WITHIN_S):
@@ -245,18 +294,21 @@ def _attach(
                 raise
 
     app.agent(channel, name=name, concurrency=1)(agent)
+    return turns
 
 
-async def _after(work: Awaitable[None], finished: Callable[[], None], fault: Callable[[BaseException], None]) -> None:
+async def _after(work: Later, finished: list[Callable[[], None]], fault: Callable[[BaseException], None]) -> None:
     try:
-        await work
+        taken = await work
     except Exception as error:
         fault(error)
         raise
     except asyncio.CancelledError as error:
         _judge_cancelled(error, fault)
         raise
-    finished()
+    if taken is not False:
+        for each in finished:
+            each()
 
 
 def _judge_cancelled(error: asyncio.CancelledError, fault: Callable[[BaseException], None]) -> None:
@@ -283,8 +335,10 @@ def _input(message: Any, prefix: int) -> Input:
     )
 
 
-def _follow_assignment(app: faust.App, pool_topic: str, handlers: Handlers) -> None:
+def _follow_assignment(app: faust.App, pool_topic: str, handlers: Handlers, turns: Sequence[_Turns]) -> None:
     async def on_assigned(_app: Any, /, *args: Any, **_: Any) -> None:
+        for each in turns:  # a partition that stays here stays paused in Faust, though nothing of it is open any more
+            each.begin(app.consumer_generation_id)
         partitions = frozenset(tp.partition for tp in args[0] if tp.topic == pool_topic)
         await handlers.assigned(partitions, app.consumer_generation_id)
 

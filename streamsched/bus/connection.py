@@ -13,6 +13,8 @@ from streamsched.errors import UserError
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+FETCH_WAIT_MS = (1, 10_000)
+"""Least and largest: an answer that is held longer is taken for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class KafkaConnection:
             )
         for address in self.bootstrap.split(","):
             host, colon, port = address.strip().rpartition(":")
-            if not (host and colon and port.isdigit()):
+            if not (host and colon and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
                 raise UserError(f"Kafka bootstrap server {address.strip()!r}: expected HOST:PORT[,HOST:PORT...]")
 
     def __repr__(self) -> str:
@@ -89,7 +91,7 @@ class KafkaConnection:
             ssl_cafile=get("SSL_CAFILE"),
             ssl_certfile=get("SSL_CERTFILE"),
             ssl_keyfile=get("SSL_KEYFILE"),
-            idempotence=(get("IDEMPOTENCE") or "on") != "off",
+            idempotence=_on_or_off("IDEMPOTENCE", get("IDEMPOTENCE") or "on"),
             fetch_wait_ms=_whole_number("FETCH_WAIT_MS", get("FETCH_WAIT_MS") or "500"),
         )
 
@@ -141,6 +143,13 @@ class KafkaConnection:
 
 
 def _whole_number(name: str, text: str) -> int:
-    if not text.isdigit():
-        raise UserError(f"STREAMSCHED_KAFKA_{name}={text!r}: expected a whole number")
+    low, high = FETCH_WAIT_MS
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
+        raise UserError(f"STREAMSCHED_KAFKA_{name}={text[:100]!r}: expected a whole number from {low} to {high}")
     return int(text)
+
+
+def _on_or_off(name: str, text: str) -> bool:
+    if text not in ("on", "off"):
+        raise UserError(f"STREAMSCHED_KAFKA_{name}={text[:100]!r}: on or off")
+    return text == "on"

@@ -283,7 +283,7 @@ class Uncordon(NodeMessage, frozen=True, kw_only=True, tag="uncordon"):
 
 
 class Drain(NodeMessage, frozen=True, kw_only=True, tag="drain"):
-    """No new runs, and those there are told to stop."""
+    """No new runs, and those of preemptible jobs are told to stop; the others run to their end."""
 
 
 class Lost(NodeMessage, frozen=True, kw_only=True, tag="lost"):

@@ -40,5 +40,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     """How long a run on a node thought lost is waited for before its job is queued again."""
 
     def __post_init__(self) -> None:
+        """What no state could be kept with. Narrower bounds are for what is set anew (`service.settings`): a journal of
+        earlier settings has to stay readable."""
         if not (math.isfinite(self.usage_half_life_s) and self.usage_half_life_s > 0):
             raise ValueError("usage_half_life_s must be above 0")

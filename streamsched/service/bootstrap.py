@@ -27,7 +27,7 @@ from streamsched.policy import by_name
 from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
 
-from .clock import Clock
+from .clock import Clock, TimedProducer
 from .letters import DeadLetters
 from .reachable import check_reachable, probe_kafka
 from .recovery import Fenced
@@ -84,11 +84,11 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     await _check_topics(settings)
     names = settings.names
     limits = {names.of(declared): int(declared.configs["max.message.bytes"]) for declared in DECLARATIONS}
-    producer = Producer(settings.kafka, log.warning, limits, replaceable=(names.rankings, names.snapshots))
+    clock = Clock()
+    producer = TimedProducer(settings.kafka, log.warning, clock, limits, replaceable=(names.rankings, names.snapshots))
     redis = connect(settings.redis)
     solver = SolverProcess(settings.solve_limits())
     await _start(settings, producer, solver)
-    clock = Clock()
     letters = DeadLetters(settings, producer, clock)
     index = JobIndex(redis, settings.pools, settings.key_prefix)
     parts = Parts(

@@ -46,6 +46,7 @@ from streamsched.store.client import trouble
 from streamsched.store.job_index import JobIndex
 from streamsched.store.pool_store import Outcome, PoolStore, Position
 
+from .clock import PoolClock
 from .ranking import bounded, queue_ranking
 from .recovery import Fenced, PoolTopics, known_jobs, take_over, write_to_redis
 from .retry import connection_errors, is_stray, pauses, words
@@ -136,6 +137,7 @@ class PoolRunner:
         self.counts = Counts()
         self.state = ClusterState(pool, parts.settings.scheduler)
         self._parts = parts
+        self._clock = PoolClock(parts.clock)
         self._settings = parts.settings
         self._names = parts.settings.names
         self._store = store
@@ -167,7 +169,7 @@ class PoolRunner:
         self._window_pause = parts.settings.window_s
         self._ranking_pause = parts.settings.ranking_every_s
         self._last_timer = 0.0
-        self._listened_at = parts.clock()
+        self._listened_at = self._clock()
         """When silence was last judged: a long gap means that this process was held up, not the nodes."""
         self._last_ranking = 0.0
         self._told: list[tuple[str, str, str]] = []
@@ -255,7 +257,7 @@ class PoolRunner:
         return batches, works
 
     def _wait_s(self) -> float:
-        now = self._parts.clock()
+        now = self._clock()
         due = self._last_timer + self._settings.timer_s
         if self._worth_a_window and self._solving is None:
             due = min(due, self._last_window + self._window_pause)
@@ -292,13 +294,13 @@ class PoolRunner:
             if isinstance(message, Heartbeat) and self._note_heartbeat(message):
                 continue
             if isinstance(message, Joined):
-                self._heard[message.node_id] = self._parts.clock()
+                self._heard[message.node_id] = self._clock()
             works.append(_Work(_event(message, source), source, len(source.value or b"")))
         return works
 
     def _note_heartbeat(self, message: Heartbeat) -> bool:
         """True when it tells the core nothing: the node is known and not thought lost, or a stranger told of lately."""
-        now = self._parts.clock()
+        now = self._clock()
         node = self.state.inventory.nodes.get(message.node_id)
         if node is not None:
             self._heard[message.node_id] = now
@@ -315,7 +317,7 @@ class PoolRunner:
         self._position.next_offsets[f"{source.topic}:{source.partition}"] = source.offset + 1
 
     def _timers(self) -> list[_Work]:
-        now = self._parts.clock()
+        now = self._clock()
         works: list[_Work] = []
         timer_due = now - self._last_timer >= self._settings.timer_s
         window_due = self._worth_a_window and now - self._last_window >= self._window_pause
@@ -349,7 +351,7 @@ class PoolRunner:
     # ── a commit ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _commit(self, works: list[_Work]) -> None:
-        now = self._parts.clock()
+        now = self._clock()
         self.state.ranker = self._parts.ranker if self._solving is None else None
         decisions: list[Decision] = []
         letters: list[tuple[Refused, Input]] = []
@@ -366,7 +368,7 @@ class PoolRunner:
                     decisions.append(instruction)
             if work.source is not None:
                 self._pass(work.source)
-        worked_until = self._parts.clock()
+        worked_until = self._clock()
         changes = self.state.take_changes()
         if letters:
             await self._parts.letters(letters)
@@ -462,7 +464,7 @@ class PoolRunner:
             except (RedisError, OSError) as error:
                 log.warning("pool %s: %s; trying again", self.pool, trouble(error, self._settings.redis))
                 await self._pause(pause)
-        self._last_store = self._parts.clock()
+        self._last_store = self._clock()
         self._judge(outcome)
 
     async def _forget_in_index(self, job_ids: list[str]) -> None:
@@ -474,7 +476,7 @@ class PoolRunner:
 
     async def _check_store(self) -> None:
         """An idle owner looks now and then whether Redis still holds its state and its epoch."""
-        now = self._parts.clock()
+        now = self._clock()
         if now - self._last_store < _CHECK_EVERY_S:
             return
         self._last_store = now
@@ -572,7 +574,7 @@ class PoolRunner:
 
     async def _publish_ranking(self) -> None:
         """The queue as last ranked, when it tells anything new; one that is not written is replaced by the next."""
-        now = self._parts.clock()
+        now = self._clock()
         due = now - self._last_ranking >= self._ranking_pause
         if not due or self._parts.producer.outage.active:
             return
@@ -587,7 +589,7 @@ class PoolRunner:
             log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
             return
         told = [(job.job_id, job.state, job.reason) for job in ranking.jobs]
-        self._ranking_pause = max(self._settings.ranking_every_s, _RANKING_REST * (self._parts.clock() - now))
+        self._ranking_pause = max(self._settings.ranking_every_s, _RANKING_REST * (self._clock() - now))
         if told == self._told:
             return
         self._told = told
@@ -609,7 +611,7 @@ class PoolRunner:
         self._told = []  # so that the next one is written, also if it tells the same
 
     def _summary(self) -> bytes:
-        return self._summaries.of(self.state, self._parts.clock())
+        return self._summaries.of(self.state, self._clock())
 
     # ── recovery ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -629,15 +631,16 @@ class PoolRunner:
         if self._solving is not None:
             self._solving.cancel()
             self._solving = None
-        taken = await take_over(self._pool, self._store, self._journal, self._parts.clock, self._known_epoch)
+        taken = await take_over(self._pool, self._store, self._journal, self._clock, self._known_epoch)
         self.state, self._position = taken.state, taken.position
+        self._clock.go_on_from(taken.state.now, self.pool)
         self._known_epoch = taken.state.epoch
         self._snapshots.begin(taken.position)
         self._judge(await write_to_redis(self._store, taken, self._summary()))
         await self._restore_index()
         self._placements_end = taken.position.placements
         await self._publish(taken.position.outbox)
-        now = self._parts.clock()
+        now = self._clock()
         self._heard = {node.node_id: now for node in self.state.inventory}
         self._worth_a_window = True
         self.counts.recoveries += 1

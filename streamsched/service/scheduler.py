@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from streamsched.bus import codec, topics
-from streamsched.bus.app import Input
+from streamsched.bus.app import Input, Later
 from streamsched.bus.codec import Refused
 from streamsched.bus.topics import partition_of
 from streamsched.store.pool_store import PoolStore
@@ -88,10 +88,12 @@ class Scheduler:
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def schedule(self, inputs: list[Input]) -> dict[int, Awaitable[None] | None]:
-        """Apply a batch of pool.jobs, jobs.completions and nodes.events: returns when all of it is safe.
+    async def schedule(self, inputs: list[Input]) -> dict[int, Later | None]:
+        """Hand a batch of pool.jobs, jobs.completions and nodes.events to its pools.
 
-        Inputs of a pool that moves away meanwhile are given back as None: not to be acknowledged.
+        Each pool's share is given back by position with what it waits for: a pool that recovers or commits slowly holds
+        up its own partition and no other. It is done when all of the share is safe, and False (not to be acknowledged)
+        when the pool moves away before.
         """
         by_pool: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         letters: list[tuple[Refused, Input]] = []
@@ -103,10 +105,13 @@ class Scheduler:
             else:
                 by_pool[message.pool].append((place, message))
         await self._letters.write(letters)
-        applied = await asyncio.gather(*(self._submit(pool, inputs, items) for pool, items in by_pool.items()))
-        return {
-            place: None for done, items in zip(applied, by_pool.values(), strict=True) if not done for place, _ in items
-        }
+        await self._assigned.wait()
+        later: dict[int, Later | None] = {}
+        for pool, items in by_pool.items():
+            # Tasks begin in the order they are made in, so the batches of a pool reach it in theirs.
+            share = asyncio.ensure_future(self._submit(pool, [(inputs[place], message) for place, message in items]))
+            later |= {place: share for place, _ in items}
+        return later
 
     def _decode(self, source: Input) -> Any:
         message = _DECODERS[source.topic](source.value)
@@ -120,15 +125,13 @@ class Scheduler:
             )
         return message
 
-    async def _submit(self, pool: str, inputs: list[Input], items: list[tuple[int, Any]]) -> bool:
+    async def _submit(self, pool: str, work: list[tuple[Input, Any]]) -> bool:
         """False when the pool is not here (any more): its next owner, maybe this worker, gets the inputs again.
 
         The same where partitions were dealt anew meanwhile: taken now, these would come before others that were given
         back unapplied, and hide them.
         """
-        await self._assigned.wait()
         runner = self.runners.get(pool)
-        work = [(inputs[place], message) for place, message in items]
         if runner is None or work[0][0].generation != self._generation:
             return False
         try:
@@ -137,7 +140,7 @@ class Scheduler:
             return False
         return True
 
-    async def observe(self, inputs: list[Input]) -> dict[int, Awaitable[None] | None]:
+    async def observe(self, inputs: list[Input]) -> dict[int, Later | None]:
         """Keep the latest telemetry of each node; nothing is decided by it here."""
         letters: list[tuple[Refused, Input]] = []
         for source in inputs:

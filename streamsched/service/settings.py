@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import difflib
+import logging
 import os
+import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self, get_type_hints
 
@@ -17,9 +19,12 @@ from streamsched.bus.connection import KafkaConnection
 from streamsched.bus.messages import Id
 from streamsched.bus.topics import DEFAULT_PARTITIONS, TopicNames
 from streamsched.core.config import SchedulerConfig
+from streamsched.core.tenants import TenantPolicy
 from streamsched.errors import UserError
 from streamsched.placement.solve import SolveLimits
 from streamsched.store.connection import RedisConnection
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,8 @@ class Settings:
         for variable, (section, name, kind) in _VARIABLES.items():
             if text := env.get(variable):
                 values.setdefault(section, {})[name] = _parsed(variable, name, text, kind)
+        for line in unknown_variables(env):
+            log.warning("%s", line)
         own = values.get("", {})
         settings = cls(
             kafka=KafkaConnection.from_env(env),
@@ -91,16 +98,74 @@ class Settings:
             times=GroupTimes(**values.get("times", {})),
             **own,
         )
-        if not settings.pools:
-            raise UserError("STREAMSCHED_POOLS: name at least one pool")
-        if settings.placement not in ("milp", "greedy"):
-            raise UserError(f"STREAMSCHED_PLACEMENT={settings.placement!r}: milp or greedy")
+        times = settings.times
+        if times.heartbeat_s >= times.session_s:
+            raise UserError(
+                f"STREAMSCHED_HEARTBEAT_S={times.heartbeat_s:g}: has to be below STREAMSCHED_SESSION_S="
+                f"{times.session_s:g}, best a third of it; else the group throws the worker out"
+            )
+        if not _PREFIX.fullmatch(settings.names.prefix):
+            raise UserError(
+                f"STREAMSCHED_TOPIC_PREFIX={settings.names.prefix[:100]!r}: expected up to 100 letters, digits and ._-"
+            )
         return settings
 
 
+_DAY_S: Final = 86400.0
+BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    "partitions": (1, 10_000),
+    "replication": (1, 100),
+    "window_s": (0, 60),
+    "timer_s": (0.01, 60),
+    "solve_limit_s": (0.01, 600),
+    "mip_gap": (0, 1),
+    "node_silent_s": (0.1, _DAY_S),
+    "early_command_s": (0, 600),
+    "snapshot_every": (1, 10_000_000),
+    "ranking_every_s": (0, 3600),
+    "ranking_jobs": (1, 2000),
+    "stop_s": (0.1, 300),
+    "session_s": (0.1, 1800),
+    "heartbeat_s": (0.01, 600),
+    "rebalance_s": (0.1, 1800),
+    "window_jobs": (1, 10_000),
+    "lease_s": (0.1, 30 * _DAY_S),
+    "backoff_s": (0, _DAY_S),
+    "backoff_max_s": (0, 30 * _DAY_S),
+    "quarantine_after": (1, 10_000),
+    "quarantine_s": (0, 30 * _DAY_S),
+    "finished_keep_s": (0, 366 * _DAY_S),
+    "reserve_after_s": (0, 366 * _DAY_S),
+    "reservations_max": (1, 1000),
+    "usage_half_life_s": (1, 3660 * _DAY_S),
+    "lost_grace_s": (0, 30 * _DAY_S),
+}
+"""Least and largest value of each number. Beyond them lie a Kafka that refuses the group, sums that overflow, and waits
+that look like a hang; not one is a use that we know of."""
+CLASS_BOUNDS: Final = (-1000, 1000)
+"""Of the ranks in `priority_classes`."""
+TENANT_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {"weight": (0.001, 1_000_000), "quota_gpus": (0, 10_000_000)}
+"""Of what is set for a tenant."""
+ENTRIES_MAX: Final = 10_000
+"""Pools, priority classes or tenants in one setting."""
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"placement": ("milp", "greedy")}
+_IDS: Final = {"group", "policy"}
+_PREFIX: Final = re.compile(r"[A-Za-z0-9._-]{0,100}")
+
 _SECTIONS: Final = {"": Settings, "times": GroupTimes, "scheduler": SchedulerConfig}
 _OWN_VARIABLES: Final = {"kafka", "redis", "names", "times", "scheduler"}
-_ABOVE_ZERO: Final = {"session_s", "heartbeat_s", "rebalance_s", "solve_limit_s", "timer_s", "stop_s"}
+_CONNECTIONS: Final = (
+    *(f"STREAMSCHED_KAFKA_{field.name.upper()}" for field in fields(KafkaConnection)),
+    "STREAMSCHED_KAFKA_SASL_PASSWORD_FILE",
+    "STREAMSCHED_REDIS_URL",
+    "STREAMSCHED_REDIS_URL_FILE",
+    "STREAMSCHED_TOPIC_PREFIX",
+)
+_ELSEWHERE: Final = {"STREAMSCHED_CONFIG", "STREAMSCHED_TRACES"}
+_NOT_OURS: Final = re.compile(
+    r"STREAMSCHED_((TEST|CHAOS|SOAK)(_.*)?|(.*_)?SERVICE_(HOST|PORT)(_.*)?|(.*_)?PORT(_\d+_.*)?)"
+)
+"""For the tests; and what Kubernetes sets in every pod for a service named streamsched-..."""
 
 
 def _variables() -> dict[str, tuple[str, str, Any]]:
@@ -119,6 +184,23 @@ def _variables() -> dict[str, tuple[str, str, Any]]:
 _VARIABLES: Final = _variables()
 
 
+def unknown_variables(env: Mapping[str, str]) -> list[str]:
+    """A line for each STREAMSCHED_ variable that nothing reads: misspelt, it would have no effect and say nothing."""
+    known = {*_VARIABLES, *_CONNECTIONS, *_ELSEWHERE}
+    ours = sorted(name for name in env if name.startswith("STREAMSCHED_"))
+    return [
+        f"{name} is no setting and has no effect{_nearest(name, known)}"
+        for name in ours
+        if name not in known and not _NOT_OURS.fullmatch(name)
+    ]
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    ours = len("STREAMSCHED_") if name.startswith("STREAMSCHED_") else 0  # what all have in common is no likeness
+    near = difflib.get_close_matches(name[ours:], sorted(each[ours:] for each in known), 1, 0.6)
+    return f": is {name[:ours]}{near[0]} meant?" if near else ""
+
+
 def _parsed(where: str, name: str, text: str, kind: Any) -> Any:
     """Text of the environment: a number, words with commas between them, a JSON object, or just text."""
     value: Any = text
@@ -127,27 +209,85 @@ def _parsed(where: str, name: str, text: str, kind: Any) -> Any:
     elif kind not in (str, int, float):
         try:
             value = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
-            raise UserError(f"{where}={text!r}: {error}") from None
-    return _checked(f"{where}={text!r}", name, value, kind, strict=False)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise UserError(f"{where}={_short(text)}: {error}") from None
+    return _checked(f"{where}={_short(text)}", name, value, kind, strict=False)
+
+
+def _short(value: object) -> str:
+    """A value as it is quoted in an error: one line of it."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _checked(what: str, name: str, value: Any, kind: Any, strict: bool) -> Any:
+    if name == "tenants":
+        _check_tenant_keys(what, value)
     try:
         converted = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise UserError(f"{what}: {error}") from None
-    if name == "pools":
+    if name in BOUNDS:
+        _check_bounds(what, "", converted, BOUNDS[name])
+    elif name in _CHOICES:
+        if converted not in _CHOICES[name]:
+            raise UserError(f"{what}: {' or '.join(_CHOICES[name])}")
+    elif name in _IDS:
+        _check_id(what, "", converted)
+    elif len(converted) > ENTRIES_MAX:
+        raise UserError(f"{what}: {len(converted)} entries, {ENTRIES_MAX} at most")
+    elif name == "pools":
         _check_pools(what, converted)
-    if isinstance(converted, int | float):
-        may_be_zero = isinstance(converted, float) and name not in _ABOVE_ZERO
-        if not math.isfinite(converted) or converted < 0 or (converted == 0 and not may_be_zero):
-            raise UserError(f"{what}: expected a number {'from' if may_be_zero else 'above'} 0")
+    elif name == "priority_classes":
+        for priority_class, rank in converted.items():
+            _check_id(what, "", priority_class)
+            _check_bounds(what, f"{priority_class}: ", rank, CLASS_BOUNDS)
+    else:
+        _check_tenants(what, converted)
     return converted
+
+
+def _check_bounds(what: str, where: str, value: float, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    if not low <= value <= high:  # NaN is in no bounds
+        raise UserError(f"{what}: {where}expected a number from {_number(low)} to {_number(high)}")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
+def _check_id(what: str, where: str, text: str) -> None:
+    try:
+        msgspec.convert(text, Id)
+    except msgspec.ValidationError:
+        raise UserError(f"{what}: {where}{text[:100]!r} is no name (letters, digits and ._:/@+-)") from None
+
+
+def _check_tenant_keys(what: str, tenants: Any) -> None:
+    """A misspelt key would leave the tenant without its quota, and say nothing."""
+    if not isinstance(tenants, dict):
+        return
+    known = tuple(TENANT_BOUNDS)
+    for tenant, policy in tenants.items():
+        for key in policy if isinstance(policy, dict) else ():
+            if key not in known:
+                near = _nearest(str(key), known) or f": there is {' and '.join(known)}"
+                raise UserError(f"{what}: tenant {tenant}: {str(key)[:100]!r} is no setting of a tenant{near}")
+
+
+def _check_tenants(what: str, tenants: Mapping[str, TenantPolicy]) -> None:
+    for tenant, policy in tenants.items():
+        _check_id(what, "tenant ", tenant)
+        for key, bounds in TENANT_BOUNDS.items():
+            if (value := getattr(policy, key)) is not None:
+                _check_bounds(what, f"tenant {tenant}: {key}: ", value, bounds)
 
 
 def _check_pools(what: str, pools: tuple[str, ...]) -> None:
     """A pool's name is a key in Kafka and part of every message of it."""
+    if not pools:
+        raise UserError(f"{what}: name at least one pool")
     for pool in pools:
         try:
             msgspec.convert(pool, Id)
@@ -163,7 +303,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"settings file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"settings file {path}: {error}") from None
     kinds = {(section, name): kind for section, name, kind in _VARIABLES.values()}
     values: dict[str, Any] = {}
@@ -176,7 +316,8 @@ def _read_file(path: Path) -> dict[str, Any]:
                 continue
             label = f"{section}.{name}" if section else name
             if (section, name) not in kinds:
-                raise UserError(f"settings file {path}: there is no setting {label}")
-            what = f"settings file {path}: {label} = {value!r}"
+                near = _nearest(name, [known for of, known in kinds if of == section])
+                raise UserError(f"settings file {path}: there is no setting {label}{near}")
+            what = f"settings file {path}: {label} = {_short(value)}"
             values.setdefault(section, {})[name] = _checked(what, name, value, kinds[section, name], strict=True)
     return values

@@ -215,3 +215,30 @@ def resubmit_after_an_old_copy() -> tuple[Result, Simulation]:
 
     made = plan(jobs=1, burst=1.0, commands=False, pools=("alpha", "beta"), partitions=2, faults_s=6.0, script=script)
     return run(made)
+
+
+# ── a former owner's clock is ahead ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_time_goes_on_where_a_former_owners_clock_was_far_ahead() -> None:
+    """Standing still until the next owner's clock has caught up would hold leases and backoffs for an hour."""
+    times: list[float] = []
+
+    def latest(sim: Simulation) -> float:
+        return max(record.now for record in sim.checks[0].counted())
+
+    async def script(sim: Simulation) -> None:
+        await until(lambda: sim.group.owners.get(0) is not None and len(placements(sim)) >= 5)
+        ahead = sim.group.owners[0]
+        ahead._skew_s = 3600.0
+        await until(lambda: latest(sim) > sim.world.epoch_s() + 3000.0)
+        before = epoch_of(sim)
+        sim.world.kill(ahead.name, "the test")
+        await until(lambda: epoch_of(sim) > before)
+        times.append(latest(sim))
+        started_at = sim.world.epoch_s()
+        await until(lambda: sim.world.epoch_s() > started_at + 20.0)
+        times.append(latest(sim))
+
+    run(plan(jobs=100, faults_s=40.0, script=script))
+    assert 10.0 < times[1] - times[0] < 30.0

@@ -159,8 +159,8 @@ class Worker:
                 asyncio.ensure_future(self._ack_after(work, source))  # noqa: RUF006 - kept by the process
 
     async def _ack_after(self, work: Any, source: Input) -> None:
-        await work
-        self._ack(source)
+        if await work is not False:
+            self._ack(source)
 
     def _ack(self, source: Input) -> None:
         if source.generation != self.generation:

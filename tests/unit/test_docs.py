@@ -16,12 +16,12 @@ import loadgen.cli
 import streamsched.cli
 from streamsched.bus import codec
 from streamsched.bus.app import GroupTimes
-from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.connection import FETCH_WAIT_MS, KafkaConnection
 from streamsched.bus.messages import RefusalCode
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.lifecycle import TRANSITIONS
 from streamsched.policy import RULES
-from streamsched.service.settings import Settings
+from streamsched.service.settings import BOUNDS, CLASS_BOUNDS, TENANT_BOUNDS, Settings
 from streamsched.store.connection import RedisConnection
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -71,6 +71,24 @@ def test_settings_page_has_every_setting_with_its_default(variable: str, name: s
     rows = [line.split("|") for line in page("docs/settings.md").splitlines() if line.startswith(f"| `{name}` |")]
     told = [(row[2].strip(), row[4].strip()) for row in rows]
     assert told == [(f"`STREAMSCHED_{variable}`", as_written(default))]
+
+
+@pytest.mark.parametrize(("name", "bounds"), [*BOUNDS.items(), ("fetch_wait_ms", FETCH_WAIT_MS)])
+def test_settings_page_has_the_bounds_of_every_number(name: str, bounds: tuple[float, float]) -> None:
+    [row] = [line.split("|") for line in page("docs/settings.md").splitlines() if line.startswith(f"| `{name}` |")]
+    assert row[5].strip() == between(bounds)
+
+
+def test_settings_page_has_the_bounds_within_tables() -> None:
+    for name, bounds in [*TENANT_BOUNDS.items(), ("priority_classes", CLASS_BOUNDS)]:
+        [row] = [
+            line for line in page("docs/settings.md").splitlines() if line.startswith("| `") and f"`{name}`" in line
+        ]
+        assert between(bounds) in row or " to ".join(map(str, bounds)) in row
+
+
+def between(bounds: tuple[float, float]) -> str:
+    return " to ".join(str(int(b)) if float(b).is_integer() else str(b) for b in bounds)
 
 
 def test_settings_page_has_every_policy() -> None:

@@ -32,6 +32,17 @@ class Story:
         self.history.arrivals.append(Stamped(at, arrival))
         return self
 
+    def asks(self, at: float, job: str, **asked: Any) -> Story:
+        self.history.arrivals.append(Stamped(at, m.JobArrival(job_id=job, submitted_at=at, **asked)))
+        return self
+
+    def gives(self, at: float, run: str, job: str, *workers: tuple[str, tuple[int, ...]], milli: int = 1000) -> Story:
+        """A placement by (node, GPUs) of each worker, which completes a second later."""
+        allocations = tuple(Allocation(node_id=node, gpus=gpus, gpu_milli=milli) for node, gpus in workers)
+        why = Why(solver=SolveStatus.OPTIMAL, window=int(at))
+        place = Place(placement_id=run, job_id=job, attempt=1, allocations=allocations, lease_until=1e9, why=why)
+        return self._decides(at, place).reports(at + 1, m.Completed, run, job)
+
     def places(self, at: float, run: str, job: str, *gpus: int, node: str = "n1", milli: int = 1000) -> Story:
         allocation = Allocation(node_id=node, gpus=gpus or (0,), gpu_milli=milli)
         why = Why(solver=SolveStatus.OPTIMAL, window=int(at))
@@ -114,6 +125,63 @@ def test_each_kind_of_wrong_is_found(broken: Story, kind: str) -> None:
     assert broken.audit() == {kind: 1}
 
 
+PAIR = {"workers": 2, "gpus_per_worker": 2}
+AND_ONE = PAIR | {"remainder_gpus": 1}
+SHARE = {"gpu_fraction": 0.25, "workers": 2}
+ELASTIC = {"workers": 2, "gpus_per_worker": 1, "elastic": m.Elastic(min_workers=1, max_workers=3)}
+TYPED = {"gpus_per_worker": 1, "gpu_types": ("P100", "V100")}
+N1, N2 = "n1", "n2"
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers", "milli", "kind"),
+    [
+        (PAIR, [(N1, (0, 1)), (N1, (2, 3))], 1000, None),
+        (PAIR, [(N1, (0, 1)), (N2, (0, 1))], 1000, None),
+        (PAIR, [(N1, (0, 1, 2, 3))], 1000, "wrong-shape"),
+        (PAIR, [(N1, (0, 1, 2)), (N2, (0,))], 1000, "wrong-shape"),
+        (PAIR, [(N1, (0,)), (N1, (1,)), (N1, (2,)), (N1, (3,))], 1000, "wrong-shape"),
+        (PAIR, [(N1, (0, 1))], 1000, "wrong-size"),
+        (AND_ONE, [(N1, (0, 1)), (N1, (2, 3)), (N2, (0,))], 1000, None),
+        (AND_ONE, [(N1, (0, 1)), (N1, (2, 3))], 1000, "wrong-size"),
+        (AND_ONE, [(N1, (0, 1)), (N2, (0, 1, 2))], 1000, "wrong-shape"),
+        (SHARE, [(N1, (0,)), (N1, (0,))], 250, None),
+        (SHARE, [(N1, (0,)), (N1, (0,))], 260, "wrong-share"),
+        (SHARE, [(N1, (0,)), (N1, (1,))], 1000, "wrong-share"),
+        (SHARE, [(N1, (0,))], 250, "wrong-size"),
+        (PAIR, [(N1, (0, 1)), (N2, (0, 1))], 500, "wrong-share"),
+        (ELASTIC, [(N1, (0,)), (N1, (1,)), (N1, (2,))], 1000, None),
+        (ELASTIC, [(N1, (0,))], 1000, None),
+        (ELASTIC, [(N1, (0, 1))], 1000, "wrong-shape"),
+        (ELASTIC, [(N1, (0,)), (N1, (1,)), (N1, (2,)), (N1, (3,))], 1000, "wrong-size"),
+        (TYPED, [(N1, (0,))], 1000, None),
+        (TYPED, [(N2, (0,))], 1000, "wrong-type"),
+    ],
+)
+def test_a_run_is_the_gang_that_was_asked_for(
+    asked: dict[str, Any], workers: list[tuple[str, tuple[int, ...]]], milli: int, kind: str | None
+) -> None:
+    story = Story().node(0, m.Joined, N1, gpu_type="P100", gpus=4).node(0, m.Joined, N2, gpu_type="T4", gpus=4)
+    story.asks(1, "a", **asked).gives(2, "a1", "a", *workers, milli=milli)
+    assert story.audit() == ({kind: 1} if kind else {})
+
+
+def test_types_are_those_that_the_caller_knows_or_the_node_has_had() -> None:
+    story = Story().asks(0, "a", **TYPED).gives(2, "a1", "a", (N1, (0,)))
+    assert story.audit() == {}, "nothing is known of the node"
+    assert story.audit(gpu_types={N1: "T4"}) == {"wrong-type": 1}
+    story.node(1, m.Joined, N1, gpu_type="V100", gpus=4)
+    assert story.audit(gpu_types={N1: "T4"}) == {}, "it has joined as another machine"
+
+
+def test_of_two_jobs_with_one_id_either_may_have_run() -> None:
+    """The second is refused, but for one whose first is forgotten; the topics do not say which it was."""
+    story = Story().asks(0, "a", **PAIR).asks(1, "a", gpus_per_worker=1).gives(2, "a1", "a", (N1, (0,)))
+    assert story.audit() == {}
+    story = Story().asks(0, "a", **PAIR).asks(1, "a", gpus_per_worker=1).gives(2, "a1", "a", (N1, (0, 1, 2)))
+    assert story.audit() == {"wrong-size": 1}
+
+
 def test_devices_are_held_until_the_run_is_known_to_have_ended() -> None:
     """A revoked run holds its device until it is released: placing at the revoke is too early."""
     story = Story().arrives(0, "a").arrives(0, "b").places(1, "a1", "a").revokes(5, "a1", "a").places(6, "b1", "b")
@@ -140,7 +208,7 @@ def test_a_fenced_node_holds_nothing_any_more() -> None:
 def test_shares_add_up_to_a_whole_device() -> None:
     story = Story()
     for job, milli in (("a", 500), ("b", 500), ("c", 100)):
-        story.arrives(0, job).places(1, f"{job}1", job, milli=milli)
+        story.asks(0, job, gpu_fraction=milli / 1000).places(1, f"{job}1", job, milli=milli)
     for job in "abc":
         story.reports(9, m.Completed, f"{job}1", job)
     assert story.audit() == {"device-conflict": 1}

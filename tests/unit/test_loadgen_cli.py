@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import loadgen.cli as cli
 
 
 def loadgen(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -59,3 +64,39 @@ def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str)
     assert ended.returncode == 2
     assert ended.stderr.startswith(message)
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_executors_end_with_a_summary_when_told_to(
+    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Silent:
+        """Stands for Kafka: nothing comes, and the signal while it is waited for."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def __aenter__(self) -> Silent:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+        async def start(self, fence: bool) -> None:
+            pass
+
+        async def run(self) -> None:
+            asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signum)
+            await asyncio.sleep(30)
+
+    monkeypatch.setattr(cli, "Publisher", Silent)
+    monkeypatch.setattr(cli, "Executors", Silent)
+    cli.executors(nodes=["2x4:T4"])
+    assert "pool default: 0 placed, 0 started, 0 completed" in capsys.readouterr().err
+
+
+def test_executors_still_tell_an_error() -> None:
+    ended = loadgen("executors", "--nodes", "1x1:T4", "--bootstrap", "127.0.0.1:9")
+    assert ended.returncode == 2
+    assert "Kafka at 127.0.0.1:9 does not answer" in ended.stderr
+    assert "Traceback" not in ended.stderr
