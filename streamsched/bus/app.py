@@ -48,6 +48,7 @@ BATCH_WITHIN_S = 0.01
 """How long a batch that is not full is waited for: the price in latency of one topic hop."""
 OPEN_MAX = 4 * BATCH_MAX
 """Messages of a partition that are handed over and not acknowledged, from which on it is not fetched from."""
+_HELD_S = 0.1
 
 
 class Input(Struct, frozen=True):
@@ -160,8 +161,22 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 class _Consumer(driver.Consumer):
     logger = logging.getLogger("faust.consumer")
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.held: set[TP] = set()
+        """Partitions that are not fetched from for now."""
+
     def _new_consumer_thread(self) -> Any:
         return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:
+        """Not with Faust's `pause_partitions`: that throws away what has been fetched of a partition already."""
+        if active_partitions is not None and self.held:
+            active_partitions = active_partitions - self.held
+            if not active_partitions:  # to aiokafka none would mean all
+                await self.sleep(_HELD_S)
+                return {}
+        return await super()._getmany(active_partitions, timeout)
 
     def ack(self, message: Any) -> bool:
         """Not for messages of an earlier assignment, which Faust acknowledges when it drops them."""
@@ -259,11 +274,11 @@ def _attach(
     channel = app.topic(*topics, key_type=bytes, value_type=bytes)
     pending: set[asyncio.Future[None]] = set()
 
-    def resume(tp: TP) -> None:
-        if tp in app.consumer.assignment():
-            app.consumer.resume_partitions({tp})
-
-    turns = _Turns(OPEN_MAX, lambda tp: app.consumer.pause_partitions({tp}), resume)
+    turns = _Turns(
+        OPEN_MAX,
+        lambda tp: cast(_Consumer, app.consumer).held.add(tp),
+        lambda tp: cast(_Consumer, app.consumer).held.discard(tp),
+    )
 
     async def hand_over(events: list[Any]) -> None:
         done = [turns.take(event) for event in events]
@@ -337,7 +352,7 @@ def _input(message: Any, prefix: int) -> Input:
 
 def _follow_assignment(app: faust.App, pool_topic: str, handlers: Handlers, turns: Sequence[_Turns]) -> None:
     async def on_assigned(_app: Any, /, *args: Any, **_: Any) -> None:
-        for each in turns:  # a partition that stays here stays paused in Faust, though nothing of it is open any more
+        for each in turns:  # nothing of an earlier assignment is open any more
             each.begin(app.consumer_generation_id)
         partitions = frozenset(tp.partition for tp in args[0] if tp.topic == pool_topic)
         await handlers.assigned(partitions, app.consumer_generation_id)
