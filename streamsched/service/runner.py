@@ -470,7 +470,7 @@ class PoolRunner:
     async def _forget_in_index(self, job_ids: list[str]) -> None:
         """Only bounds the index: an entry that stays sends a resubmission to the same pool, which takes it as new."""
         try:
-            await self._parts.index.forget(self.pool, job_ids, self._parts.clock())
+            await self._parts.index.forget(self.pool, job_ids, self._clock())
         except (RedisError, OSError) as error:
             log.warning("pool %s: %d jobs stay in the job index (%s)", self.pool, len(job_ids), words(error))
 
@@ -489,7 +489,7 @@ class PoolRunner:
 
     async def _check_index(self) -> None:
         """Busy or not: a Redis that was started again has the pool's jobs in the index, but nobody can rely on it."""
-        now = self._parts.clock()
+        now = self._clock()
         if now - self._last_index < _CHECK_EVERY_S:
             return
         self._last_index = now
