@@ -17,9 +17,10 @@ _SIZES_SHOWN = 12
 
 def describe(trace: Trace) -> Group:
     jobs = trace.jobs
-    rows = Table(title=f"{trace.path}: {trace.format}", show_header=False, title_justify="left")
+    rows = Table(title=str(trace.path), show_header=False, title_justify="left")
     rows.add_column(style="bold")
     rows.add_column()
+    rows.add_row("format", trace.format)
     rows.add_row("jobs", f"{len(jobs):,}" + (f" ({trace.outside:,} outside the window)" if trace.outside else ""))
     rows.add_row(
         "submitted", f"{show_moment(jobs[0].submit_s)} to {show_moment(jobs[-1].submit_s)} (zone as in the file)"

@@ -87,6 +87,16 @@ class PoolChecks:
             if expected[kind].get(name) != raw[kind].get(name)
         ]
 
+    async def redis_is_up_to_date(self) -> list[str]:
+        """For the end, when all is quiet: a Redis that was lost, or came back old, has been noticed and made good."""
+        whole = self._new_fold()
+        for entry in self._entries():
+            whole.add(entry)
+        position, raw = await self._store.raw()
+        if raw["meta"][b"state"] and position.seq == whole.position.seq:
+            return []
+        return [f"{self.pool}: Redis is at record {position.seq} for good, the journal at {whole.position.seq}"]
+
     def _epochs_grow(self) -> list[str]:
         server = self._sim.world.redis
         meta = server.data.hashes.get(f"{self._sim.settings.key_prefix}{{{self.pool}}}:meta".encode(), {})

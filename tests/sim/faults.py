@@ -309,6 +309,7 @@ class Simulation:
         await self._look()
         for checks in self.checks:
             self._fail_with(checks.history_is_sound())
+            self._fail_with(await checks.redis_is_up_to_date())
             state = checks.owner_state()
             assert state is not None
             state.verify()

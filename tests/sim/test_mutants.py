@@ -86,12 +86,12 @@ MUTANTS: dict[str, tuple[int, Any, str, Any]] = {
     "GPUs are free when a revoke is sent": (38, ClusterState, "_stop", _free_at_revoke),
     "a failed publish is not repeated": (50, PoolRunner, "_publish", _publish_once),
     "inputs are acknowledged before they are safe": (7, PoolRunner, "submit", _acknowledge_at_once),
-    "a lost Redis is not noticed": (78, PoolRunner, "_judge", _judge_nothing),
+    "a lost Redis is not noticed": (71, PoolRunner, "_judge", _judge_nothing),
     "old news of a fence ends new runs": (17, cluster, "_was_there", _surely),
-    "the index forgets jobs on their way": (194, runner, "known_jobs", _state_only),
+    "the index forgets jobs on their way": (421, runner, "known_jobs", _state_only),
     "placements are published before the journal has them": (1, PoolRunner, "_make_durable", _publish_first),
     "a read that a closing connection cuts off ends the pool": (1, runner, "connection_errors", nullcontext),
-    "the store takes any epoch": (56, redis, "_owner", _always_owner),
+    "the store takes any epoch": (258, redis, "_owner", _always_owner),
 }
 """Bug -> (a seed that found it when this was written, where to put it)."""
 

@@ -111,8 +111,8 @@ def test_a_pool_that_recovers_slowly_holds_up_no_other(letters: list[tuple[str, 
     pools = ("slow", "quick")
     settings = Settings(pools=pools)
 
-    async def keep(refused: Any, source: Input) -> None:
-        letters.append((refused.code, source.offset))
+    async def keep(pairs: list[tuple[Any, Input]]) -> None:
+        letters.extend((refused.code, source.offset) for refused, source in pairs)
 
     def batch(*offsets: int) -> list[Input]:
         return [
@@ -130,7 +130,8 @@ def test_a_pool_that_recovers_slowly_holds_up_no_other(letters: list[tuple[str, 
         ]
 
     async def work() -> None:
-        scheduler = Scheduler(SimpleNamespace(settings=settings), None, keep, pytest.fail)  # type: ignore[arg-type]
+        parts: Any = SimpleNamespace(settings=settings)
+        scheduler = Scheduler(parts, None, SimpleNamespace(write=keep), pytest.fail)  # type: ignore[arg-type]
         slow, quick = Runner(), Runner()
         slow.ready.clear()
         scheduler.runners = {"slow": slow, "quick": quick}  # type: ignore[dict-item]
