@@ -182,12 +182,17 @@ class Reader:
                 self._partitions += await publisher.partitions(topic)
             self._consumer.assign(self._partitions)
         except (KafkaError, OSError) as error:
+            await self.close()
             raise unreachable(self._kafka, error) from None
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         if self._consumer is not None:
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(self._consumer.stop(), _STOP_S)
+            self._consumer = None
 
     async def seek_to_end(self) -> None:
         """Go to where the topics end now.

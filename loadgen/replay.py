@@ -116,11 +116,10 @@ async def run_replay(
         async with Publisher(kafka, say) as publisher, _closing(Observer(kafka, names, say)) as observer:
             await observer.start(publisher, nodes_from_beginning=not options.executors)
             progress = Progress(total=len(plan.entries), expected_s=plan.end_s, observer=observer)
-            background = [show_progress(progress, console)]
+            executors = Executors(fleets, kafka, names, publisher, say, options.intervals)
             if options.executors:
-                executors = Executors(fleets, kafka, names, publisher, say, options.intervals)
                 await executors.start(options.fence)
-                background.append(executors.run())
+            background = [show_progress(progress, console)] + ([executors.run()] if options.executors else [])
             async with _running(background, observer.follow(), observer.stop):
                 await submit(plan.entries, names, publisher, progress)
                 if options.wait:
