@@ -251,7 +251,7 @@ def test_the_broker_may_go_away_and_come_back(private_stack: Stack, namespace: s
 
     async def outage() -> None:
         assert stack.broker is not None
-        while not stand_in.runs:  # the replay has begun, however slow the machine is
+        while not stand_in.runs:  # noqa: ASYNC110 - until the replay has begun, however slow the machine is
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
         end, begin = (
