@@ -262,8 +262,10 @@ def test_the_broker_goes_away_and_comes_back(own: Service, seconds: float) -> No
 
     check(own, replay(own, fault, repeats=True))
     assert worker.process.poll() is None, "it goes on by itself"
-    assert worker.said("Kafka at .* does not answer") == 1
-    assert worker.said("Kafka at .* is back after") == 1
+    told = worker.said("Kafka at .* does not answer")
+    # A broker that is only halted refuses no connection: a few seconds of it may pass before a write is late.
+    assert told == 1 or (told == 0 and not own.stack.traits.broker_keeps_data and seconds < 10.0)
+    assert worker.said("Kafka at .* is back after") == told
     assert worker.said("Traceback") == 0
     assert len(worker.lines()) < 60
     assert worker.stop() == 0
