@@ -37,6 +37,8 @@ from streamsched.store.client import connect
 JOBS = 20_000
 IN_FLIGHT = 2_000
 KEEP_S = 5.0
+INDEX_KEEP_S = 10.0
+"""Both well below the time of a tenth of the jobs, so that forgetting has begun by then."""
 FLAT_PERCENT = 5.0
 """Drift over the last nine tenths, as a share of the mean, up to which a figure counts as flat."""
 _POOL = "default"
@@ -69,6 +71,7 @@ def run(quick: bool) -> None:
             "STREAMSCHED_REDIS_URL": stack.redis.url,
             "STREAMSCHED_PARTITIONS": "1",
             "STREAMSCHED_FINISHED_KEEP_S": f"{KEEP_S:g}",
+            "STREAMSCHED_INDEX_KEEP_S": f"{INDEX_KEEP_S:g}",
         }
         asyncio.run(apply_topics(stack.kafka, TopicNames(), 1))
         log = Path(folder) / "worker.log"

@@ -90,7 +90,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     solver = SolverProcess(settings.solve_limits())
     await _start(settings, producer, solver)
     letters = DeadLetters(settings, producer, clock)
-    index = JobIndex(redis, settings.pools, settings.key_prefix)
+    index = JobIndex(redis, settings.pools, settings.key_prefix, settings.index_keep_s)
     parts = Parts(
         settings=settings,
         producer=producer,

@@ -156,7 +156,7 @@ async def rebuild(settings: Settings, pool: str) -> Fold:
         everything = taken.state.everything()
         await store.reset(taken.state.epoch, taken.position, everything, pool_summary(taken.state, Clock()()))
         jobs = await known_jobs(topics, settings.names.pool_jobs, taken.state, taken.position)
-        await JobIndex(redis, settings.pools, settings.key_prefix).restore(pool, jobs)
+        await JobIndex(redis, settings.pools, settings.key_prefix, settings.index_keep_s).restore(pool, jobs)
         return Fold(taken.state, taken.position)
     finally:
         await producer.stop()

@@ -23,6 +23,7 @@ from streamsched.core.tenants import TenantPolicy
 from streamsched.errors import UserError
 from streamsched.placement.solve import SolveLimits
 from streamsched.store.connection import RedisConnection
+from streamsched.store.job_index import GONE_S
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class Settings:
     """A command for a job that is not known yet waits so long for its arrival before it is refused."""
     snapshot_every: int = 5000
     """Journal records between two snapshots of a pool."""
+    index_keep_s: float = GONE_S
+    """A job that its pool has forgotten stays marked in the job index for so long."""
     ranking_every_s: float = 1.0
     ranking_jobs: int = 1000
     """Jobs listed in a message of queue.rankings at most."""
@@ -122,6 +125,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "node_silent_s": (0.1, _DAY_S),
     "early_command_s": (0, 600),
     "snapshot_every": (1, 10_000_000),
+    "index_keep_s": (1, _DAY_S),
     "ranking_every_s": (0, 3600),
     "ranking_jobs": (1, 2000),
     "stop_s": (0.1, 300),

@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 _SCRIPT = resources.files(__package__).joinpath("job_index.lua").read_text(encoding="utf-8")
 _CHUNK = 5000
 GONE_S = 600.0
-"""How long a forgotten job stays marked: far longer than an arrival takes from its claim to its pool."""
+"""How long a forgotten job stays marked by default: far longer than an arrival takes from its claim to its pool."""
 log = logging.getLogger(__name__)
 
 
@@ -36,8 +36,9 @@ class Claim(Struct, frozen=True):
 class JobIndex:
     """Raises redis.exceptions.RedisError when Redis cannot be reached; the caller retries."""
 
-    def __init__(self, redis: Redis, pools: Sequence[str], prefix: str) -> None:
+    def __init__(self, redis: Redis, pools: Sequence[str], prefix: str, gone_s: float = GONE_S) -> None:
         self._pools = list(pools)
+        self._gone_s = gone_s
         self._prefix = f"{prefix}{{#router}}:"  # no pool can have this name
         self._jobs = f"{self._prefix}jobs"
         self._ready = f"{self._prefix}pools"
@@ -90,7 +91,7 @@ class JobIndex:
                 return
 
     async def forget(self, pool: str, job_ids: Sequence[str], now: float) -> None:
-        """The pool does not know these jobs any more; after `GONE_S` the same ids are new jobs for all pools."""
+        """The pool does not know these jobs any more; after `gone_s` the same ids are new jobs for all pools."""
         for start in range(0, len(job_ids), _CHUNK):
             await self._do("forget", pool, now, *job_ids[start : start + _CHUNK], own=pool)
 
@@ -99,7 +100,7 @@ class JobIndex:
 
         Also takes out what was forgotten long ago, but for the jobs that the pool has again (`known`).
         """
-        there, *due = await self._do("look", pool, now - GONE_S, own=pool)
+        there, *due = await self._do("look", pool, now - self._gone_s, own=pool)
         names = [name.decode() for name in due]
         kept = [name for name in names if name in known]
         if names:
