@@ -89,7 +89,7 @@ def _classes(case: Case, free: int, r: random.Random) -> tuple[NodeClass, ...]:
 
 def variables(p: Problem) -> int:
     """Of the model, if all candidates were in it."""
-    kinds, demands = demands_of(p.candidates, {c.gpu_type for c in p.classes})
+    kinds, demands = demands_of(p.candidates)
     return milp.size_of(demands, cells_of(groups_of(Stock(p).lots(), kinds), demands, LIMITS.patterns_max))
 
 

@@ -114,9 +114,6 @@ def _check_arrival(arrival: m.JobArrival) -> None:
     if (arrival.gpus_per_worker is None) == (arrival.gpu_fraction is None):
         raise Refused("invalid", "Expected exactly one of `gpus_per_worker` and `gpu_fraction` - at `$`")
     _check_gang(arrival)
-    for gpu_type in arrival.speeds if arrival.gpu_types else ():
-        if gpu_type not in arrival.gpu_types:
-            raise Refused("invalid", f"{gpu_type} is not among `gpu_types` - at `$.speeds`")
 
 
 def _check_gang(arrival: m.JobArrival) -> None:
@@ -228,7 +225,6 @@ def job_spec(arrival: m.JobArrival, traceparent: str | None = None) -> JobSpec:
         remainder_gpus=arrival.remainder_gpus,
         gpu_milli=WHOLE_GPU if share is None else round(share * WHOLE_GPU),
         gpu_types=arrival.gpu_types,
-        speeds=arrival.speeds,
         cpu_milli=arrival.cpu_milli,
         memory_mib=arrival.memory_mib,
         tenant=arrival.tenant,

@@ -41,7 +41,6 @@ _RFC3339 = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]
 ZonedTime = Annotated[datetime, Meta(tz=True, extra_json_schema={"pattern": _RFC3339})]
 Time = EpochSeconds | ZonedTime
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
-Speed = Annotated[float, Meta(gt=0, le=1e6)]
 Fraction = Annotated[float, Meta(ge=0.001, le=0.999)]
 GpuIndex = Annotated[int, Meta(ge=0, le=1023)]
 ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
@@ -83,9 +82,6 @@ class JobArrival(Message, frozen=True, kw_only=True):
     workers: Workers = 1
     remainder_gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
     gpu_types: Annotated[tuple[Id, ...], Meta(max_length=64)] = ()
-    speeds: Annotated[dict[Id, Speed], Meta(max_length=64)] = {}
-    """GPU type -> how fast the job runs on it, relative to its other types (iterations per second, say); a type that is
-    not named has speed 1. A gang runs at the speed of its slowest worker."""
     cpu_milli: Amount = 0
     """Per worker, thousandths of a core."""
     memory_mib: Amount = 0

@@ -86,8 +86,6 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     remainder_gpus: int = 0
     gpu_milli: int = WHOLE_GPU
     gpu_types: tuple[str, ...] = ()
-    speeds: dict[str, float] = {}
-    """GPU type -> how fast the job runs on it, relative to its other types; a type that is not named has speed 1."""
     cpu_milli: int = 0
     memory_mib: int = 0
     tenant: str = "default"

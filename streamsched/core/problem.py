@@ -47,9 +47,6 @@ class Candidate(Struct, frozen=True, kw_only=True, omit_defaults=True):
     score: float = 0.0
     gpu_milli: int = WHOLE_GPU
     gpu_types: tuple[str, ...] = ()
-    speeds: tuple[tuple[str, float], ...] = ()
-    """((GPU type, relative speed > 0), ...), ascending by name; a type that is not named has speed 1. `value` is that
-    of the fastest type there is for it; a gang runs, and is worth, what its slowest worker makes of it."""
     cpu_milli: int = 0
     memory_mib: int = 0
     avoid_nodes: tuple[str, ...] = ()

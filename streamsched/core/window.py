@@ -162,7 +162,6 @@ def _candidate(job: Job, score: float, value: float, avoid_nodes: tuple[str, ...
         score=score,
         gpu_milli=spec.gpu_milli,
         gpu_types=spec.gpu_types,
-        speeds=tuple(sorted(spec.speeds.items())),
         cpu_milli=spec.cpu_milli,
         memory_mib=spec.memory_mib,
         avoid_nodes=avoid_nodes,

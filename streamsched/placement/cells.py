@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from streamsched.core.problem import Assignment
+from streamsched.core.problem import Assignment, Candidate
 
 from .groups import Demand, Group, Slot, patterns
 from .request import Request, requests_of
@@ -67,6 +67,7 @@ def cells_of(groups: list[Group], demands: list[Demand], patterns_max: int) -> l
 
 def plan_of(
     assignments: Iterable[Assignment],
+    candidates: dict[str, Candidate],
     kinds: list[Request],
     demands: list[Demand],
     cells: list[Cell],
@@ -74,17 +75,11 @@ def plan_of(
     """Counts for concrete assignments of whole GPUs (the MIP start)."""
     plan = Plan()
     number = {kind: k for k, kind in enumerate(kinds)}
-    ways: dict[str, list[int]] = defaultdict(list)
-    for j, demand in enumerate(demands):
-        ways[demand.job_id].append(j)
-    groups = {id(cell.group): cell.group for cell in cells}.values()
-    type_of = {node_id: group.gpu_type for group in groups for node_id in group.node_ids}
+    index = {demand.job_id: j for j, demand in enumerate(demands)}
     on_node: dict[str, Counter[int]] = defaultdict(Counter)
     for assignment in assignments:
-        used = {type_of[node_id] for node_id, _ in assignment.workers}
-        j = next(j for j in ways[assignment.job_id] if demands[j].only or used <= {*demands[j].candidate.gpu_types})
-        plan.placed.add(j)
-        needs = requests_of(demands[j].candidate)
+        plan.placed.add(index[assignment.job_id])
+        needs = requests_of(candidates[assignment.job_id])
         flat = [number[request] for request, count in needs for _ in range(count)]
         for kind, (node_id, _) in zip(flat, assignment.workers, strict=True):
             on_node[node_id][kind] += 1
@@ -125,6 +120,7 @@ def _pattern_above(cell: Cell, load: Counter[int]) -> int:
 
 def expand(
     plan: Plan,
+    candidates: dict[str, Candidate],
     kinds: list[Request],
     demands: list[Demand],
     cells: list[Cell],
@@ -138,7 +134,7 @@ def expand(
     number = {kind: k for k, kind in enumerate(kinds)}
     assignments = []
     for demand in sorted((demands[j] for j in plan.placed), key=lambda d: d.rank):
-        candidate = demand.candidate
+        candidate = candidates[demand.job_id]
         workers: Workers = tuple(
             (next(left[number[request]]), request.gpus)
             for request, count in requests_of(candidate)

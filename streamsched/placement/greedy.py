@@ -1,7 +1,5 @@
 """Candidates in rank order, each where it fits best: the fallback, the baseline and the MIP start of the model.
 
-A job that tells speeds goes to its fastest types if it fits there whole, else to the next ones too.
-
 Best fit: the node with the fewest idle devices that suffice, then the lowest node id; a share goes to the smallest
 free share that suffices, else to an idle device of the fullest node that has one. A gang is placed whole or not at
 all.
@@ -13,7 +11,7 @@ from collections.abc import Iterable
 
 from streamsched.core.problem import Assignment, Candidate, Problem
 
-from .request import is_sane, variants
+from .request import is_sane
 from .stock import Stock
 
 
@@ -34,15 +32,11 @@ def fill(
     With `failed`, a candidate that raises is left out, and what it raised is written there under its job id.
     """
     placed: dict[str, Assignment] = {}
-
-    def ways(candidate: Candidate) -> list[tuple[Candidate, float]]:
-        return variants(candidate, stock.gpu_types)
-
     for candidate in candidates:
         if candidate.job_id in placed or not is_sane(candidate):
             continue
         try:
-            workers = next(filter(None, (stock.place(v, open_devices=open_devices) for v, _ in ways(candidate))), None)
+            workers = stock.place(candidate, open_devices=open_devices)
         except Exception as error:
             if failed is None:
                 raise

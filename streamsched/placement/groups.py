@@ -19,7 +19,7 @@ from math import gcd
 
 from streamsched.core.problem import Candidate
 
-from .request import NO_LIMIT, Request, requests_of, variants, within
+from .request import NO_LIMIT, Request, requests_of, within
 from .stock import Lot
 
 _LEAVES_PER_PATTERN = 10
@@ -31,17 +31,13 @@ Slot = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Demand:
-    """A candidate in the model, or one of its variants: how many workers of which kind it needs, all or none."""
+    """A candidate in the model: how many workers of which kind it needs, all or none."""
 
     job_id: str
     rank: int
     value: float
     needs: tuple[tuple[int, int], ...]
     """((kind, workers), ...), kinds ascending."""
-    candidate: Candidate
-    """Kept to the GPU types of this variant."""
-    only: bool
-    """Whether the candidate has no other variant."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +52,17 @@ class Group:
     slot_of: dict[int, Slot]
 
 
-def demands_of(candidates: Iterable[Candidate], gpu_types: Iterable[str]) -> tuple[list[Request], list[Demand]]:
-    """Kinds, sorted, and what each variant of each candidate needs of them; a candidate's fastest variant first."""
-    there = frozenset(gpu_types)
-    ways = [(rank, variants(c, there)) for rank, c in enumerate(candidates)]
-    wanted = [(rank, v, rate, len(vs) == 1, requests_of(v)) for rank, vs in ways for v, rate in vs]
-    kinds = sorted({r for *_, needs in wanted for r, _ in needs}, key=_order)
+def demands_of(candidates: Iterable[Candidate]) -> tuple[list[Request], list[Demand]]:
+    """Kinds, sorted, and what each candidate needs of them."""
+    wanted = [(rank, c, requests_of(c)) for rank, c in enumerate(candidates)]
+    kinds = sorted({r for _, _, needs in wanted for r, _ in needs}, key=_order)
     number = {kind: k for k, kind in enumerate(kinds)}
     demands = []
-    for rank, candidate, rate, only, needs in wanted:
+    for rank, candidate, needs in wanted:
         total: dict[int, int] = defaultdict(int)
         for request, count in needs:
             total[number[request]] += count
-        needed = tuple(sorted(total.items()))
-        demands.append(Demand(candidate.job_id, rank, candidate.value * rate, needed, candidate, only))
+        demands.append(Demand(candidate.job_id, rank, candidate.value, tuple(sorted(total.items()))))
     return kinds, demands
 
 

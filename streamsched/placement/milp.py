@@ -1,7 +1,6 @@
 """The window as a mixed-integer linear program (Pyomo, HiGHS).
 
-Indices: j candidates (of one that tells speeds: its variants, `request.variants`), k kinds of workers, c cells of
-nodes, p patterns of a cell, s slot sizes of a cell.
+Indices: j candidates, k kinds of workers, c cells of nodes, p patterns of a cell, s slot sizes of a cell.
 
     place[j]     1 when candidate j is placed                                        binary
     workers[k,c] workers of kind k on the nodes of cell c                            integer
@@ -9,7 +8,6 @@ nodes, p patterns of a cell, s slot sizes of a cell.
 
     max  sum_j value_j place_j  -  w * (sum_c free_c sum_p nodes[c,p]  -  sum_kc gpus_k workers[k,c])
 
-    one_variant   sum_{variants j of a candidate} place_j <= 1
     gang          sum_c workers[k,c] = sum_j count_jk place_j                    for each k
     supply        sum_{k in slot s} workers[k,c] <= sum_p n_ps nodes[c,p]        for each c, s
     node_count    sum_p nodes[c,p] <= number of nodes of c                       for each c
@@ -84,7 +82,6 @@ class Model:
         self.pyomo = pyo.ConcreteModel()
         _variables(self)
         _gang(self)
-        _one_variant(self)
         _supply(self)
         _node_count(self)
         _capacity(self)
@@ -139,19 +136,6 @@ def _gang(model: Model) -> None:
         for k, count in demand.needs:
             terms[k].append((-count, m.place[j]))
     m.gang = pyo.Constraint(range(len(model.kinds)), rule=lambda _, k: (0, _linear(terms[k]), 0))
-
-
-def _one_variant(model: Model) -> None:
-    """Of the variants of a candidate (by the slowest GPU type used) one at most."""
-    m = model.pyomo
-    ways: dict[str, list[int]] = defaultdict(list)
-    for j, demand in enumerate(model.demands):
-        if not demand.only:
-            ways[demand.job_id].append(j)
-    choices = list(ways.values())
-    m.one_variant = pyo.Constraint(
-        range(len(choices)), rule=lambda _, i: (None, _linear((1, m.place[j]) for j in choices[i]), 1)
-    )
 
 
 def _supply(model: Model) -> None:
@@ -227,18 +211,16 @@ def _linear(terms: Iterable[tuple[float, Any]]) -> Any:
 
 
 def _equal_needs(demands: list[Demand]) -> list[list[int]]:
-    """Indexes of candidates with the same needs and no other variant, most valuable first."""
+    """Indexes of candidates with the same needs, most valuable first."""
     same: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
     for j in sorted(range(len(demands)), key=lambda j: (-demands[j].value, demands[j].rank)):
-        if demands[j].only:  # an order among variants would forbid a candidate's other ones
-            same[demands[j].needs].append(j)
+        same[demands[j].needs].append(j)
     return [members for _, members in sorted(same.items())]
 
 
 def _best_of_equals(placed: set[int], demands: list[Demand]) -> set[int]:
     """As many of each set of equals, but its most valuable ones."""
-    best = {j for members in _equal_needs(demands) for j in members[: sum(1 for member in members if member in placed)]}
-    return best | {j for j in placed if not demands[j].only}
+    return {j for members in _equal_needs(demands) for j in members[: sum(1 for member in members if member in placed)]}
 
 
 def _integer(var: Any) -> int:

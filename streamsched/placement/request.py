@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
-
-from msgspec.structs import replace
 
 from streamsched.core.model import WHOLE_GPU
 from streamsched.core.problem import Candidate, NodeClass
@@ -31,29 +28,6 @@ class Request(NamedTuple):
     def allows(self, gpu_type: str) -> bool:
         """By the exact declared name: A100 is neither A100-80GB nor A10."""
         return not self.gpu_types or gpu_type in self.gpu_types
-
-
-def speed_on(candidate: Candidate, gpu_type: str) -> float:
-    return dict(candidate.speeds).get(gpu_type, 1.0)
-
-
-def variants(candidate: Candidate, there: Iterable[str]) -> list[tuple[Candidate, float]]:
-    """(the candidate kept to the types that are at least so fast, rate), fastest first; `there`: types of the window.
-
-    One per distinct speed s: all workers on types of speed >= s are worth s / fastest of the value. The best variant
-    that holds a placement is worth what its slowest worker makes of it, so nothing is lost by choosing among these.
-    """
-    if not candidate.speeds:
-        return [(candidate, 1.0)]
-    allowed = sorted(t for t in set(there) if not candidate.gpu_types or t in candidate.gpu_types)
-    speeds = {t: speed_on(candidate, t) for t in allowed}
-    if len(set(speeds.values())) < 2:
-        return [(candidate, 1.0)]
-    fastest = max(speeds.values())
-    return [
-        (replace(candidate, gpu_types=tuple(t for t in allowed if speeds[t] >= speed)), speed / fastest)
-        for speed in sorted(set(speeds.values()), reverse=True)
-    ]
 
 
 def is_share(candidate: Candidate) -> bool:

@@ -207,10 +207,8 @@ class _Window:
         stock = Stock(self.problem)
         filled = _fill_shares(stock, self.hopeful)
         left = _as_whole_devices(c for c in self.hopeful if c.job_id not in {a.job_id for a in filled})
-        kinds, demands = demands_of(left.values(), stock.gpu_types)
+        kinds, demands = demands_of(left.values())
         cells = cells_of(groups_of(stock.lots(), kinds), demands, self.limits.patterns_max)
-        if not demands or not cells:  # only shares, in devices that are partly used
-            return self._complete(stock, filled, ()), self.worth
         variables = milp.size_of(demands, cells)
         if variables > self.limits.variables_max:
             self._say(f"too large: {variables} variables, at most {self.limits.variables_max}")
@@ -236,7 +234,7 @@ class _Window:
         bound = self.worth if answer.bound is None or not exact else min(self.worth, answer.bound)
         if answer.plan is None:
             return None, bound
-        return self._complete(stock, filled, expand(answer.plan, kinds, demands, cells)), bound
+        return self._complete(stock, filled, expand(answer.plan, left, kinds, demands, cells)), bound
 
     def _start(
         self,
@@ -252,7 +250,7 @@ class _Window:
             stock = Stock(self.problem)
             _fill_shares(stock, self.hopeful)
             assignments = fill(stock, left.values())
-        return plan_of(assignments, kinds, demands, cells)
+        return plan_of(assignments, left, kinds, demands, cells)
 
     def _complete(self, stock: Stock, filled: tuple[Assignment, ...], seated: tuple[Assignment, ...]) -> _Found:
         """Seat the model's jobs (whole devices first), then whatever still fits, in rank order."""

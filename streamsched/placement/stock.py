@@ -142,11 +142,6 @@ class Stock:
             self._shelve(node_class, named)
         self._types = sorted(self._count)
 
-    @property
-    def gpu_types(self) -> list[str]:
-        """Those of the window, ascending."""
-        return self._types
-
     def place(self, candidate: Candidate, *, open_devices: bool = True) -> Workers | None:
         """Best fit for all workers of the candidate, or None and nothing taken.
 

@@ -164,12 +164,3 @@ def test_lifecycle_diagram_is_the_table() -> None:
     drawn = re.findall(r"^    ([A-Z]+) --> ([A-Z]+): (.+)$", page("ARCHITECTURE.md"), re.MULTILINE)
     ways = {(start, trigger, end) for start, end, triggers in drawn for trigger in triggers.split(", ")}
     assert ways == {(start.name, trigger.value, end.name) for (start, trigger), end in TRANSITIONS.items()}
-
-
-def test_every_case_from_the_field_has_a_test() -> None:
-    """Their numbers are 1 to 33; a name (`test_case_07_...`) or a docstring ("Field case 7: ...") carries them."""
-    told: set[int] = set()
-    for path in (REPOSITORY / "tests").rglob("test_*.py"):
-        found = re.findall(r"[Cc]ases?[_ ](\d+(?:(?:, | and )\d+)*)", path.read_text(encoding="utf-8"))
-        told.update(int(number) for text in found for number in re.findall(r"\d+", text))
-    assert set(range(1, 34)) <= told

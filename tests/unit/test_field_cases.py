@@ -15,7 +15,7 @@ from streamsched.core.config import SchedulerConfig
 from streamsched.core.instructions import Place, Preempt, Revoke, SolveWindow
 from streamsched.core.model import TERMINAL, WHOLE_GPU, Allocation, JobSpec, NodeSpec
 from streamsched.core.node import Node, NodeRecord
-from streamsched.placement import greedy, solve
+from streamsched.placement import greedy
 from streamsched.policy.rules import FirstComeFirstServed
 
 
@@ -335,19 +335,6 @@ def test_case_26_types_match_by_their_declared_names_only(make_pool):
     assert pool.states("job-A1", "job-a100") == ["unfit", "unfit"]
 
 
-@pytest.mark.parametrize("fast", ["K80", "V100"])
-def test_case_27_a_job_goes_to_the_type_it_says_it_is_fast_on(make_pool, fast):
-    """As `test_placement.py` shows for the solver; here from the arrival to the placement."""
-    pool = make_pool()
-    pool.node("k", gpu_type="K80")
-    pool.node("v", gpu_type="V100")
-    slow = "V100" if fast == "K80" else "K80"
-    pool.arrive("j", 4, speeds={fast: 3.0, slow: 1.0})
-    [ask] = [i for i in pool.window() if isinstance(i, SolveWindow)]
-    out = pool.send(ev.WindowSolved(solution=solve(ask.problem)))
-    assert placed(out) == {"j": {fast[0].lower(): 4}}
-
-
 def test_case_28_the_same_job_twice_is_one_and_another_of_its_name_is_refused(make_pool):
     pool = make_pool()
     pool.node("n0", 8)
@@ -375,20 +362,6 @@ def test_case_29_a_cancel_between_solve_and_publish(make_pool, when):
         pool.report(ev.RunReleased, "j")
     assert pool.states("j") == ["cancelled"]
     assert pool.free() == {"n0": 8}
-
-
-def test_case_25_nobody_is_evicted_for_a_job_that_would_not_fit_all_the_same(make_pool):
-    """Half of one node is held by a run that could be preempted, all the rest by runs that could not."""
-    pool = make_pool()
-    pool.nodes(2, 8)
-    pool.arrive("low", 4, preemptible=True, priority_class="low")
-    pool.arrive("firm", 4, workers=3)
-    pool.running("low", "firm")
-    pool.arrive("urgent", 8, priority_class="high")
-    for _ in range(5):
-        assert stops(pool.solve()) == []
-        pool.later(3600)
-    assert pool.states("low", "firm", "urgent") == ["running", "running", "queued"]
 
 
 def test_case_30_a_preempted_run_that_exits_0_has_not_completed_its_job(make_pool):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 
@@ -69,31 +67,6 @@ def test_types_are_exact_names() -> None:
 
 
 # ── greedy ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("by", [greedy, lambda p: solve(p, SolveLimits(gap=0.0)).assignments], ids=["greedy", "solve"])
-def test_case_27_throughputs_count_by_the_name_of_the_type(by: Callable[[Problem], tuple[Assignment, ...]]) -> None:
-    """Two jobs, one node of each of two types: each job goes where it is faster; permuted, the result is permuted."""
-    room = [nodes("K80", 1, "n1"), nodes("V100", 1, "n2")]
-    fast_on = {"K80": (("K80", 4.0), ("V100", 1.0)), "V100": (("K80", 1.0), ("V100", 4.0))}
-
-    def answer(a: str, b: str) -> dict[str, str]:
-        jobs = [job("a", 1, speeds=fast_on[a]), job("b", 1, speeds=fast_on[b])]
-        return {x.job_id: x.workers[0][0] for x in by(problem(jobs, room))}
-
-    assert answer("K80", "V100") == {"a": "n1", "b": "n2"}
-    assert answer("V100", "K80") == {"a": "n2", "b": "n1"}
-
-
-def test_the_job_that_gains_most_gets_the_fast_type() -> None:
-    """By rank order the first would take it; the model gives it to the one that is nothing elsewhere."""
-    jobs = [
-        job("a", 1, speeds=(("K80", 0.9), ("V100", 1.0))),
-        job("b", 1, speeds=(("K80", 0.1), ("V100", 1.0))),
-    ]
-    solution = solve(problem(jobs, [nodes("K80", 1, "n1"), nodes("V100", 1, "n2")]), SolveLimits(gap=0.0))
-    assert placed(solution) == {"a": ["n1"], "b": ["n2"]}
-    assert solution.objective == pytest.approx(1.9)
 
 
 def test_a_gang_without_room_leaves_no_trace() -> None:
