@@ -719,13 +719,7 @@ class ClusterState:
         allocations = []
         for node_id, gpus in assignment.workers:
             node = self.inventory.nodes[node_id]
-            allocation = Allocation(
-                node_id=node_id,
-                gpus=node.pick(gpus, spec.gpu_milli),
-                gpu_milli=spec.gpu_milli,
-                cpu_milli=spec.cpu_milli,
-                memory_mib=spec.memory_mib,
-            )
+            allocation = node.allocate(spec, gpus)
             node.take(placement_id, allocation)
             allocations.append(allocation)
         for node_id in dict.fromkeys(node_id for node_id, _ in assignment.workers):
@@ -740,7 +734,7 @@ class ClusterState:
             lease_until=self.now + self.config.lease_s,
         )
         self._put_run(run)
-        self._charge(spec.tenant, spec.total_gpu_milli)
+        self._charge(spec.tenant, _gpu_milli(run.allocations))
         self._move(job, Trigger.PLACE, attempt=attempt, placement_id=placement_id, reason="", then=None)
         self._out.append(
             Place(

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from .model import Job, JobState
+from .on_nodes import why_not_on_nodes
 from .problem import Assignment
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def why_not_placeable(state: ClusterState, assignment: Assignment) -> str | None
         return f"job {assignment.job_id}: the assignment is not its gang"
     if state.quota_left(job.spec.tenant, job) < job.spec.total_gpu_milli:
         return f"job {assignment.job_id}: tenant {job.spec.tenant} is at its quota"
-    return _why_not_on_nodes(state, job, assignment)
+    return why_not_on_nodes(state, job, assignment)
 
 
 def _is_the_gang(job: Job, assignment: Assignment) -> bool:
@@ -36,23 +37,3 @@ def _is_the_gang(job: Job, assignment: Assignment) -> bool:
     for gpus, workers in job.spec.chunks():
         wanted[gpus] += workers
     return Counter(gpus for _, gpus in assignment.workers) == wanted
-
-
-def _why_not_on_nodes(state: ClusterState, job: Job, assignment: Assignment) -> str | None:
-    spec = job.spec
-    gpus_on: Counter[str] = Counter()
-    for node_id, gpus in assignment.workers:
-        gpus_on[node_id] += gpus
-    workers_on = Counter(node_id for node_id, _ in assignment.workers)
-    for node_id, gpus in gpus_on.items():
-        node = state.inventory.nodes.get(node_id)
-        if node is None or not node.usable:
-            return f"node {node_id} cannot be used now"
-        if state.reserved.get(node_id, assignment.job_id) != assignment.job_id:
-            return f"node {node_id} is kept free for job {state.reserved[node_id]}"
-        if spec.gpu_types and node.spec.gpu_type not in spec.gpu_types:
-            return f"node {node_id} has {node.spec.gpu_type}, job {assignment.job_id} wants {spec.gpu_types}"
-        workers = workers_on[node_id]
-        if not node.fits(gpus, spec.gpu_milli, spec.cpu_milli * workers, spec.memory_mib * workers):
-            return f"node {node_id} has no room for {gpus} GPUs of job {assignment.job_id}"
-    return None

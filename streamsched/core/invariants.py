@@ -91,6 +91,18 @@ def _verify_devices(state: ClusterState) -> None:
         if (node.free_cpu_milli, node.free_memory_mib) != left:
             raise BrokenInvariant(f"node {node.node_id}: cpu or memory is not what the runs leave")
         _verify_node(node, held[node.node_id])
+    _verify_rooms(state)
+
+
+def _verify_rooms(state: ClusterState) -> None:
+    """Whatever order the runs came in, what each node gives follows from what they hold."""
+    anew = {node.node_id: Node(node.record) for node in state.inventory}
+    for run in state.runs.values():
+        for a in run.allocations:
+            anew[a.node_id].take(run.placement_id, a)
+    for node in state.inventory:
+        if node.room() != anew[node.node_id].room():
+            raise BrokenInvariant(f"node {node.node_id} gives {node.room()}, by the runs {anew[node.node_id].room()}")
 
 
 def _verify_node(node: Node, free_milli: list[int]) -> None:

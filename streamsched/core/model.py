@@ -168,7 +168,11 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The devices of one worker on one node. With `gpu_milli` < 1000 it is a share of the single device in `gpus`."""
+    """The devices of one worker on one node. With `gpu_milli` < 1000 it is a part of the single device in `gpus`.
+
+    `gpu_milli` is what was really taken of each device: for a share by memory it follows from the device's memory, for
+    a MIG instance from its profile.
+    """
 
     node_id: str
     gpus: tuple[int, ...]
@@ -176,6 +180,12 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_milli: int = 0
     memory_mib: int = 0
     anti_affinity: str = ""
+    mig_profile: str = ""
+    """Set for a MIG instance; then so are the next two."""
+    mig_geometry: tuple[tuple[str, int], ...] = ()
+    """((profile, instances), ...) that the device is partitioned into, chosen while it was idle."""
+    mig_instance: int = 0
+    """Which of the geometry's instances of the profile, from 0."""
 
 
 class Run(Struct, frozen=True, kw_only=True, omit_defaults=True):

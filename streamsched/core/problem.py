@@ -35,6 +35,12 @@ class NodeClass(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory of one device; 0: not declared."""
     affinity_taken: tuple[str, ...] = ()
     """`anti_affinity` names that have a worker on each of these nodes, ascending."""
+    mig: str = ""
+    """Geometry table of its devices (`core/mig.py`); empty: no MIG. Under MIG a device gives no shares: an idle one is
+    given whole, or opened for a profile (`mig.opened`), and then has that geometry's instances until it is idle."""
+    instances: tuple[tuple[str, int], ...] = ()
+    """((MIG profile, free instances of it on the node's partitioned devices), ...), ascending, none of 0. These are
+    used before an idle device is opened."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,6 +63,10 @@ class Candidate(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """(GPU type, relative speed > 0), ascending by name; types that are not named have speed 1. `value` is for the
     fastest type; on another it is worth `value` * speed / fastest, and on a mix what its slowest worker makes of it."""
     gpu_memory_mib: int = 0
+    """Per worker, for a share: of a device with memory M it takes ceil(1000 * this / M) thousandths, and `gpu_milli`
+    where that is below 1000 and more. Not on nodes that declare no device memory, nor under MIG."""
+    mig_profile: str = ""
+    """Per worker, one instance of this profile; only where `NodeClass.mig` has it."""
     cpu_milli: int = 0
     memory_mib: int = 0
     topology: TopologyWish | None = None

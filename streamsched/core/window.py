@@ -6,15 +6,16 @@ A window is a pure question about the state; nothing here changes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from .inventory import Request, request_kind
-from .model import WHOLE_GPU, Job, JobSpec
-from .problem import Candidate, NodeClass, Problem
+from .chances import Chances
+from .model import WHOLE_GPU, Job
+from .problem import Candidate, Problem
+from .room import wants_one_type
 
 if TYPE_CHECKING:
     from .cluster import ClusterState
@@ -82,8 +83,8 @@ class _Chooser:
         self._state = state
         self._now = now
         self.classes = state.inventory.classes_without(state.reserved)
-        self._chances = _Chances(self.classes)
-        self._chances_without: dict[tuple[str, ...], _Chances] = {}
+        self._chances = Chances(self.classes)
+        self._chances_without: dict[tuple[str, ...], Chances] = {}
         self._planned: dict[str, int] = {}
         self.chosen: list[tuple[float, Job]] = []
 
@@ -108,7 +109,7 @@ class _Chooser:
         avoid = avoided(self._state, job, self._now)
         if avoid and avoid not in self._chances_without:
             classes = self._state.inventory.classes_without({*self._state.reserved, *avoid})
-            self._chances_without[avoid] = _Chances(classes)
+            self._chances_without[avoid] = Chances(classes)
         if not avoid or not self._chances_without[avoid].why_not(job.spec):
             return ""
         return f"refused lately by {', '.join(avoid[:5])}: no other node has room now"
@@ -152,7 +153,10 @@ def _values(state: ClusterState, chosen: Sequence[tuple[float, Job]]) -> list[fl
     return values
 
 
-def _candidate(job: Job, score: float, value: float, avoid_nodes: tuple[str, ...]) -> Candidate:
+def _candidate(
+    job: Job, score: float, value: float, avoid_nodes: tuple[str, ...], learned: Mapping[str, float] | None = None
+) -> Candidate:
+    """`learned`: GPU type -> speed, for the types of which the job itself does not say it."""
     spec = job.spec
     return Candidate(
         job_id=spec.job_id,
@@ -162,67 +166,13 @@ def _candidate(job: Job, score: float, value: float, avoid_nodes: tuple[str, ...
         score=score,
         gpu_milli=spec.gpu_milli,
         gpu_types=spec.gpu_types,
+        one_type=wants_one_type(spec),
+        speeds=tuple(sorted({**(learned or {}), **spec.speeds}.items())),
+        gpu_memory_mib=spec.gpu_memory_mib,
+        mig_profile=spec.mig_profile,
         cpu_milli=spec.cpu_milli,
         memory_mib=spec.memory_mib,
+        topology=spec.topology,
+        anti_affinity=spec.anti_affinity,
         avoid_nodes=avoid_nodes,
     )
-
-
-class _Chances:
-    """Whether a job could start if it were alone, asked once per kind of request.
-
-    Exact, since what could not start would only take the place of another job in the window.
-    """
-
-    def __init__(self, classes: Sequence[NodeClass]) -> None:
-        self._classes = classes
-        self._known: dict[Request, str] = {}
-
-    def why_not(self, spec: JobSpec) -> str:
-        """Empty when it could start; else which resource is short."""
-        kind = request_kind(spec)
-        if kind not in self._known:
-            self._known[kind] = self._ask(spec)
-        return self._known[kind]
-
-    def _ask(self, spec: JobSpec) -> str:
-        classes = [c for c in self._classes if not spec.gpu_types or c.gpu_type in spec.gpu_types]
-        slots = sum(len(c.node_ids) * _slots(c, spec) for c in classes)
-        beside = slots > spec.workers or any(_remainder_fits(c, spec) for c in classes)
-        if slots >= spec.workers and (beside or not spec.remainder_gpus):
-            return ""
-        free = sum(len(c.node_ids) * c.free_gpus for c in classes)
-        more = f" and 1 x {spec.remainder_gpus}" if spec.remainder_gpus else ""
-        types = " or ".join(spec.gpu_types) or "any type"
-        return (
-            f"gpus: {spec.workers} x {spec.gpus_per_worker}{more} of {types} needed, "
-            f"room now for {slots} ({free} GPUs free)"
-        )
-
-
-def _slots(node_class: NodeClass, spec: JobSpec) -> int:
-    """Workers of the job that one node of the class takes now."""
-    if spec.gpu_milli < WHOLE_GPU:
-        slots = node_class.free_gpus * (WHOLE_GPU // spec.gpu_milli)
-        slots += sum(share // spec.gpu_milli for share in node_class.shares)
-    else:
-        slots = node_class.free_gpus // spec.gpus_per_worker
-    for free, wanted in _limits(node_class, spec):
-        slots = min(slots, free // wanted)
-    return slots
-
-
-def _remainder_fits(node_class: NodeClass, spec: JobSpec) -> bool:
-    """Whether the smaller worker fits on a node of the class beside as many full ones as it takes."""
-    used = _slots(node_class, spec)
-    return node_class.free_gpus - used * spec.gpus_per_worker >= spec.remainder_gpus and all(
-        free - used * wanted >= wanted for free, wanted in _limits(node_class, spec)
-    )
-
-
-def _limits(node_class: NodeClass, spec: JobSpec) -> Iterator[tuple[int, int]]:
-    """(free, wanted per worker) of cpu and memory where the node has a limit and the job a wish."""
-    if node_class.free_cpu_milli >= 0 and spec.cpu_milli:
-        yield node_class.free_cpu_milli, spec.cpu_milli
-    if node_class.free_memory_mib >= 0 and spec.memory_mib:
-        yield node_class.free_memory_mib, spec.memory_mib

@@ -13,8 +13,8 @@ def pool_summary(state: ClusterState, now: float) -> bytes:
     """JSON, as `routing.least_loaded.PoolSummary` reads it."""
     free: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    for (gpu_type, gpus, _, _), nodes in state.inventory.capabilities.items():
-        total[gpu_type] += gpus * nodes
+    for capability, nodes in state.inventory.capabilities.total.items():
+        total[capability.gpu_type] += capability.gpus * nodes
     for node_class in state.inventory.classes():
         free[node_class.gpu_type] += node_class.free_gpus * len(node_class.node_ids)
     return msgspec.json.encode(
