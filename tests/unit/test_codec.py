@@ -115,7 +115,7 @@ def test_nothing_may_follow_the_object() -> None:
         (arrival(gpu_memory_mib=-1), "$.gpu_memory_mib"),
         (
             arrival(gpu_memory_mib=8138),
-            "Not together with `gpus_per_worker`: it asks for a share - at `$.gpu_memory_mib`",
+            "Not together with `gpus_per_worker`: it asks",
         ),
         (arrival(gpus_per_worker=None, gpu_memory_mib=1, remainder_gpus=1), "$.remainder_gpus"),
         (arrival(mig_profile="1g.5gb"), "Not together with `gpus_per_worker`"),
