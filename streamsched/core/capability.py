@@ -10,9 +10,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from .model import JobSpec, NodeSpec, TopologyLevel
+from . import mig
+from .model import WHOLE_GPU, JobSpec, NodeSpec, TopologyLevel
 from .node import Node
-from .room import NO_LIMIT, Room, allows, domain_of, gang_fits, gang_slots, required_level, slots, wants_one_type
+from .room import (
+    NO_LIMIT,
+    Room,
+    allows,
+    domain_of,
+    gang_fits,
+    gang_slots,
+    required_level,
+    share_milli,
+    slots,
+    wants_one_type,
+)
 
 
 class Capability(NamedTuple):
@@ -119,6 +131,19 @@ class Capabilities:
         if any(_fits_by_type(lots, spec) for lots in places):
             return None
         return _no_domain(spec, level, places)
+
+    def most_milli(self, spec: JobSpec) -> int:
+        """Thousandths of GPUs that the job takes at most, on whatever of these nodes it is placed.
+
+        Only for a share by memory does that depend on the node.
+        """
+        if spec.mig_profile:
+            return spec.workers * mig.MILLI.get(spec.mig_profile, WHOLE_GPU)
+        if not spec.gpu_memory_mib:
+            return spec.total_gpu_milli
+        allowed = (c for c in self.total if allows(spec, c.gpu_type) and not c.mig)
+        takes = (share_milli(spec, c.gpu_memory_mib) for c in allowed)
+        return spec.workers * max((milli for milli in takes if milli <= WHOLE_GPU), default=WHOLE_GPU)
 
     def _places(
         self, level: TopologyLevel, total: Counter[Capability], gone: list[tuple[Capability, tuple[Domain, ...]]]

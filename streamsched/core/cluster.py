@@ -599,7 +599,7 @@ class ClusterState:
         """
         spec = job.spec
         pledged = self._pledged(spec.tenant, job)
-        return job.not_before <= self.now and self._quota(spec.tenant) - pledged >= spec.total_gpu_milli
+        return job.not_before <= self.now and self._quota(spec.tenant) - pledged >= self.inventory.most_milli(spec)
 
     def _reserve_for(self, job: Job) -> bool:
         if not self.inventory.holds_without(job.spec, self.index.reserved):
@@ -652,7 +652,7 @@ class ClusterState:
     def _pledged(self, tenant: str, but: Job | None) -> int:
         """What the tenant's jobs with reservations will take, all but one."""
         pledged = (other.spec for other in map(self.jobs.__getitem__, self.index.reserving) if other is not but)
-        return sum(spec.total_gpu_milli for spec in pledged if spec.tenant == tenant)
+        return sum(self.inventory.most_milli(spec) for spec in pledged if spec.tenant == tenant)
 
     def usage(self, tenant: str) -> TenantUsage:
         return self.accounts.usage(tenant)

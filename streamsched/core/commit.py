@@ -27,7 +27,7 @@ def why_not_placeable(state: ClusterState, assignment: Assignment) -> str | None
         return f"job {assignment.job_id} backs off"
     if not _is_the_gang(job, assignment):
         return f"job {assignment.job_id}: the assignment is not its gang"
-    if state.quota_left(job.spec.tenant, job) < job.spec.total_gpu_milli:
+    if state.quota_left(job.spec.tenant, job) < state.inventory.most_milli(job.spec):
         return f"job {assignment.job_id}: tenant {job.spec.tenant} is at its quota"
     return why_not_on_nodes(state, job, assignment)
 

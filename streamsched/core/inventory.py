@@ -88,6 +88,10 @@ class Inventory:
         """Why no set of nodes of this inventory, all empty, could hold the job; None when one can. Exact."""
         return self.capabilities.why_never(spec)
 
+    def most_milli(self, spec: JobSpec) -> int:
+        """Thousandths of GPUs that a tenant's quota must leave for the job."""
+        return self.capabilities.most_milli(spec)
+
     def classes_without(self, node_ids: Collection[str]) -> tuple[NodeClass, ...]:
         """`classes` as if these nodes had nothing to give."""
         out: dict[NodeKey, set[str]] = {}

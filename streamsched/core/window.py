@@ -97,7 +97,7 @@ class _Chooser:
             return f"outranked: {len(self.chosen)} jobs are ahead in this window"
         # Candidates of one tenant could all be placed: together they must stay within its quota.
         left = state.quota_left(spec.tenant, job) - self._planned.get(spec.tenant, 0)
-        if left < spec.total_gpu_milli:
+        if left < state.inventory.most_milli(spec):
             return f"quota: tenant {spec.tenant} may hold {max(0.0, left) / WHOLE_GPU:g} more GPUs"
         reason = self._chances.why_not(spec) or self._why_not_elsewhere(job)
         if reason and job.reservation:
@@ -117,7 +117,7 @@ class _Chooser:
     def choose(self, score: float, job: Job) -> None:
         self.chosen.append((score, job))
         tenant = job.spec.tenant
-        self._planned[tenant] = self._planned.get(tenant, 0) + job.spec.total_gpu_milli
+        self._planned[tenant] = self._planned.get(tenant, 0) + self._state.inventory.most_milli(job.spec)
 
 
 def priority(state: ClusterState, job: Job) -> int:

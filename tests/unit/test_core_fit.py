@@ -30,6 +30,7 @@ from streamsched.core.node import Node, NodeRecord
 from streamsched.core.problem import Assignment, Solution, SolveStatus
 from streamsched.core.reservations import choose_nodes, lay_out
 from streamsched.core.room import slots
+from streamsched.core.tenants import TenantPolicy
 from tests.core_builder import Pool, codes, placed
 
 T4_MIB = 16_276
@@ -231,14 +232,14 @@ def occupy(some: list[Node], others: list[tuple[int, JobSpec]]) -> None:
 tenants = st.lists(st.tuples(st.integers(0, 3), jobs()), max_size=5)
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(nodes(), jobs(), tenants)
 def test_never_fits_is_exact(some, job, others):
     occupy(some, others)  # must not matter
     assert (inventory(*some).never_fits(job) is None) == possible(job, benches(some, empty=True))
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(nodes(), jobs(), tenants)
 def test_what_could_start_alone_is_exact(some, job, others):
     occupy(some, others)
@@ -251,7 +252,7 @@ def test_what_could_start_alone_is_exact(some, job, others):
         there.take(f"j{number}", there.allocate(job, gpus))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(nodes(), jobs(), tenants, st.sets(st.sampled_from(["n0", "n1", "n2"]), max_size=2))
 def test_nodes_are_kept_free_when_and_only_when_the_job_would_fit_there(some, job, others, taken):
     occupy(some, others)
@@ -268,7 +269,7 @@ def test_nodes_are_kept_free_when_and_only_when_the_job_would_fit_there(some, jo
         assert len(chosen) <= job.workers + bool(job.remainder_gpus)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(nodes(), nodes(), st.lists(st.sampled_from(list(NodeState)), min_size=4, max_size=4))
 def test_counting_follows_every_change(before, after, states):
     pool = inventory(*before)
@@ -543,3 +544,23 @@ def test_a_share_is_charged_as_what_it_takes(make_pool):
     pool.complete("a")
     assert pool.state.usage("t").held_milli == 500
     assert pool.state.inventory.nodes["n"].free_milli == [500]
+
+
+def test_a_quota_is_used_up_by_what_shares_take_at_most(make_pool):
+    pool = make_pool(tenants={"t": TenantPolicy(quota_gpus=0.5)})
+    pool.node("small", 4, "T4", gpu_memory_mib=T4_MIB)
+    pool.node("large", 4, "A100", gpu_memory_mib=81_920)
+    pool.node("undeclared", 4, "V100")
+    for name in ("a", "b", "c"):
+        pool.arrive(name, gpu_memory_mib=4069, tenant="t")
+    assert sorted(candidates(pool)) == ["a", "b"]
+    assert pool.why("c") == "quota: tenant t may hold 0 more GPUs"
+    assign(pool, "a", ("large", 1))
+    assert pool.state.usage("t").held_milli == 50
+    assign(pool, "b", ("small", 1))
+    assert pool.state.usage("t").held_milli == 300
+    assert "is at its quota" in refused(assign(pool, "c", ("small", 1)))
+    pool.arrive("d", gpu_memory_mib=4069, tenant="t", gpu_types=("A100",))
+    assert assign(pool, "d", ("large", 1))
+    assert pool.states("d") == ["placed"]
+    pool.verify()
