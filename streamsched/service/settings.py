@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self, get_type_hints
+from typing import Any, Final, Literal, Self, get_origin, get_type_hints
 
 import msgspec
 
@@ -124,7 +124,7 @@ def _parsed(where: str, name: str, text: str, kind: Any) -> Any:
     value: Any = text
     if kind == tuple[str, ...]:
         value = [word.strip() for word in text.split(",") if word.strip()]
-    elif kind not in (str, int, float):
+    elif kind not in (str, int, float) and get_origin(kind) is not Literal:
         try:
             value = msgspec.json.decode(text)
         except msgspec.DecodeError as error:

@@ -72,3 +72,9 @@ def test_a_bad_file_is_told(tmp_path: Path, content: str, said: str) -> None:
     path.write_text(content)
     with pytest.raises(UserError, match=said):
         Settings.from_env({"STREAMSCHED_CONFIG": str(path)})
+
+
+def test_whether_runs_are_preempted_is_one_of_three_words() -> None:
+    assert Settings.from_env({"STREAMSCHED_PREEMPT": "class"}).scheduler.preempt == "class"
+    with pytest.raises(UserError, match="STREAMSCHED_PREEMPT='yes'"):
+        Settings.from_env({"STREAMSCHED_PREEMPT": "yes"})
