@@ -112,6 +112,21 @@ def _evict(candidate: Candidate, room: Room, victims: Sequence[Victim]) -> list[
 
 
 def _fit(candidate: Candidate, room: dict[str, list[Any]]) -> list[tuple[str, int]] | None:
+    """On one type, the first that will do, where the candidate wants that; takes it from `room`."""
+    if not candidate.one_type:
+        return _fit_on(candidate, room)
+    for gpu_type in sorted({node[0] for node in room.values()}):
+        trial = {
+            node_id: [*node[:2], list(node[2]), *node[3:]] for node_id, node in room.items() if node[0] == gpu_type
+        }
+        workers = _fit_on(candidate, trial)
+        if workers is not None:
+            room.update(trial)
+            return workers
+    return None
+
+
+def _fit_on(candidate: Candidate, room: dict[str, list[Any]]) -> list[tuple[str, int]] | None:
     workers = []
     for gpus, count in candidate.chunks:
         for _ in range(count):
