@@ -78,12 +78,13 @@ def _gives_back_all(node: Node) -> bool:
     return in_use <= node.record.capacity and cpu_fits and (not node.spec.memory_mib or node.free_memory_mib >= 0)
 
 
-def possible_victims(state: ClusterState, queued: Iterable[Job], now: float) -> list[Run]:
+def possible_victims(state: ClusterState, now: float) -> list[Run]:
     """Possible victims of a class that some waiting job may outrank, by arrival of their jobs; costs nothing where
     there are no preemptible runs of such a class."""
     if state.config.preempt == "off" or not state.index.stoppable:
         return []
     classes = state.config.priority_classes
+    queued = map(state.jobs.__getitem__, state.index.queued)
     best = max((priority(state, job) for job in queued if may_take_room(job, now)), default=None)
     if best is None:
         return []

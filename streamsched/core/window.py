@@ -100,10 +100,10 @@ def _order(
     state: ClusterState, ranker: Ranker, now: float
 ) -> tuple[list[tuple[float, Job]], dict[str, int], tuple[Victim, ...]]:
     """The queue in order; levels by job id and the victims in ascending order of level, both empty without victims."""
-    queued = state.queued_jobs()
-    runs = possible_victims(state, queued, now)
+    runs = possible_victims(state, now)
     if not runs:
         return rank(state, ranker, now), {}, ()
+    queued = state.queued_jobs()
     running = [state.jobs[run.job_id] for run in runs]
     if state.config.preempt == "score":
         ranked = rank(state, ranker, now, running)
