@@ -259,6 +259,23 @@ def test_by_score_the_order_of_the_queue_is_that_of_the_levels(make_pool):
     assert asked.victims[0].level < levels[0]
 
 
+@pytest.mark.parametrize(("of_class", "makes_room"), [("normal", True), ("high", False)])
+def test_by_score_an_older_job_takes_the_place_of_a_younger_one_but_not_of_a_higher_class(
+    make_pool, of_class, makes_room
+):
+    pool = preempting(make_pool, preempt="score")
+    pool.arrive("old", 8)
+    pool.command(ev.HoldRequested, "old")
+    pool.arrive("young", 8, preemptible=True, priority_class=of_class)
+    pool.running("young")
+    pool.command(ev.ReleaseRequested, "old")
+    pool.later(20)
+    assert (victims(pool) == ["young"]) is makes_room
+    out = answer(pool, assignment(pool, "old", ["n0"], after=["young"]))
+    assert bool(stops(out)) is makes_room
+    assert bool(pool.job("old").awaits) is makes_room
+
+
 # ── what it costs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
