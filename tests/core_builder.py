@@ -16,7 +16,7 @@ from streamsched.core.cluster import Changes, ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.instructions import Absorb, Instruction, Place, Preempt, Refuse, Revoke, SolveWindow
 from streamsched.core.model import WHOLE_GPU, Job, JobSpec, JobState, NodeSpec, Run
-from streamsched.core.problem import Assignment, Candidate, Problem, Solution, SolveStatus
+from streamsched.core.problem import Assignment, Candidate, Problem, Solution, SolveStatus, Victim
 from streamsched.policy.rules import FirstComeFirstServed
 
 
@@ -33,23 +33,41 @@ def reloaded(state: ClusterState) -> ClusterState:
 
 
 def first_fit(problem: Problem) -> Solution:
-    """Candidates in order, workers on the first node with room; a gang whole or not at all."""
+    """Candidates in order, workers on the first node with room; a gang whole or not at all.
+
+    Who does not fit takes the place of victims of lower levels, as few as it can, on nodes that it then has to itself.
+    """
     room = {
         node_id: [c.gpu_type, c.free_gpus, sorted(c.shares), c.free_cpu_milli, c.free_memory_mib]
         for c in problem.classes
         for node_id in c.node_ids
     }
     assignments, unplaced = [], {}
+    victims = list(problem.victims)
     for candidate in problem.candidates:
-        trial = {node_id: [t, g, list(s), c, m] for node_id, (t, g, s, c, m) in room.items()}
+        trial = _copy(room)
         workers = _fit(candidate, trial)
+        after = _evict(candidate, room, victims) if workers is None else None
+        if after is not None:
+            trial = _copy(room)
+            workers = _fit(candidate, _with(room, after))
+            for node_id in {node_id for node_id, _ in workers or ()}:
+                del trial[node_id]
+            gone = {node_id for victim in after for node_id, *_ in victim.held}
+            victims = [
+                v for v in victims if not gone & {n for n, *_ in v.held} and {n for n, *_ in v.held} <= trial.keys()
+            ]
         if workers is None:
             unplaced[candidate.job_id] = "gpus: no room beside those before it"
             continue
         room = trial
         assignments.append(
             Assignment(
-                job_id=candidate.job_id, attempt=candidate.attempt, workers=tuple(workers), score=candidate.score
+                job_id=candidate.job_id,
+                attempt=candidate.attempt,
+                workers=tuple(workers),
+                score=candidate.score,
+                after=tuple(victim.placement_id for victim in after or ()),
             )
         )
     return Solution(
@@ -61,7 +79,54 @@ def first_fit(problem: Problem) -> Solution:
     )
 
 
+Room = dict[str, list[Any]]
+
+
+def _copy(room: Room) -> Room:
+    return {node_id: [t, g, list(s), c, m] for node_id, (t, g, s, c, m) in room.items()}
+
+
+def _with(room: Room, victims: Sequence[Victim]) -> Room:
+    """What there is once these have gone."""
+    more = _copy(room)
+    for node_id, gpus, cpu, memory in [held for victim in victims for held in victim.held if held[0] in more]:
+        node = more[node_id]
+        node[1] += gpus
+        node[3] += cpu if node[3] >= 0 else 0
+        node[4] += memory if node[4] >= 0 else 0
+    return more
+
+
+def _evict(candidate: Candidate, room: Room, victims: Sequence[Victim]) -> list[Victim] | None:
+    """Victims of a lower level, none of them in vain; None where all of them would not be enough."""
+    if candidate.gpu_milli != WHOLE_GPU:
+        return None
+    needed = [victim for victim in victims if victim.level < candidate.level]
+    if _fit(candidate, _with(room, needed)) is None:
+        return None
+    for victim in reversed(needed):
+        rest = [other for other in needed if other is not victim]
+        if _fit(candidate, _with(room, rest)) is not None:
+            needed = rest
+    return needed
+
+
 def _fit(candidate: Candidate, room: dict[str, list[Any]]) -> list[tuple[str, int]] | None:
+    """On one type, the first that will do, where the candidate wants that; takes it from `room`."""
+    if not candidate.one_type:
+        return _fit_on(candidate, room)
+    for gpu_type in sorted({node[0] for node in room.values()}):
+        trial = {
+            node_id: [*node[:2], list(node[2]), *node[3:]] for node_id, node in room.items() if node[0] == gpu_type
+        }
+        workers = _fit_on(candidate, trial)
+        if workers is not None:
+            room.update(trial)
+            return workers
+    return None
+
+
+def _fit_on(candidate: Candidate, room: dict[str, list[Any]]) -> list[tuple[str, int]] | None:
     workers = []
     for gpus, count in candidate.chunks:
         for _ in range(count):

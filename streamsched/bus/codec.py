@@ -3,7 +3,9 @@
 What is wrong with an input is data: `decode_*` raises `Refused` with a code and a line for the dead letter, and nothing
 else, whatever the bytes. Beyond the types these hold after decoding:
 
-- an arrival asks for whole GPUs or for a share, not both; its gang is within limits; its elastic range holds `workers`;
+- an arrival asks for whole GPUs, for a share or for a MIG instance, not for two of them; its gang is within limits; its
+  elastic range holds `workers`; it wants nothing that no inventory could give (`_check_wishes`);
+- a node's MIG table is known;
 - a time given as text lies in the range that is allowed for numbers;
 - `reprioritise` says what to change; a routed job is either an arrival or a command.
 
@@ -21,7 +23,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from streamsched.core import events as ev
-from streamsched.core.model import WHOLE_GPU, ElasticRange, JobSpec, NodeSpec, TopologyWish
+from streamsched.core import mig
+from streamsched.core.model import WHOLE_GPU, ElasticRange, JobSpec, NodeSpec, TopologyLevel, TopologyWish
 
 from . import messages as m
 from . import topics
@@ -111,18 +114,48 @@ def _check_time(time: m.Time, name: str = "time") -> None:
 
 def _check_arrival(arrival: m.JobArrival) -> None:
     _check_time(arrival.submitted_at, "submitted_at")
-    if (arrival.gpus_per_worker is None) == (arrival.gpu_fraction is None):
-        raise Refused("invalid", "Expected exactly one of `gpus_per_worker` and `gpu_fraction` - at `$`")
+    _check_devices(arrival)
     _check_gang(arrival)
+    _check_wishes(arrival)
+
+
+def _check_devices(arrival: m.JobArrival) -> None:
+    """Whole devices, a share of one by thousandths or memory, or a MIG instance."""
+    whole, by_fraction = arrival.gpus_per_worker is not None, arrival.gpu_fraction is not None
+    by_memory, by_profile = arrival.gpu_memory_mib > 0, arrival.mig_profile is not None
+    if by_profile and (whole or by_fraction or by_memory):
+        other = "gpus_per_worker" if whole else "gpu_fraction" if by_fraction else "gpu_memory_mib"
+        raise Refused(
+            "invalid", f"Not together with `{other}`: an instance has what its name says - at `$.mig_profile`"
+        )
+    if whole and by_fraction:
+        raise Refused("invalid", "Expected exactly one of `gpus_per_worker` and `gpu_fraction` - at `$`")
+    if whole and by_memory:
+        raise Refused("invalid", "Not together with `gpus_per_worker`: it asks for a share - at `$.gpu_memory_mib`")
+    if not (whole or by_fraction or by_memory or by_profile):
+        kinds = "`gpus_per_worker`, a share (`gpu_fraction`, `gpu_memory_mib`) and `mig_profile`"
+        raise Refused("invalid", f"Expected exactly one of {kinds} - at `$`")
+    if arrival.remainder_gpus and not whole:
+        asked = "mig_profile" if by_profile else "gpu_fraction" if by_fraction else "gpu_memory_mib"
+        raise Refused("invalid", f"Not together with `{asked}` - at `$.remainder_gpus`")
+
+
+def _check_wishes(arrival: m.JobArrival) -> None:
+    """Contradictions that no inventory could resolve."""
+    if arrival.gpu_types:
+        for gpu_type in arrival.speeds:
+            if gpu_type not in arrival.gpu_types:
+                raise Refused("invalid", f"{gpu_type} is not among `gpu_types` - at `$.speeds`")
+    topology = arrival.topology
+    on_one_node = topology is not None and topology.required and topology.level is TopologyLevel.NODE
+    if on_one_node and arrival.anti_affinity and arrival.workers + arrival.remainder_gpus > 1:
+        raise Refused("invalid", "Workers apart cannot all be on one node (`topology`) - at `$.anti_affinity`")
 
 
 def _check_gang(arrival: m.JobArrival) -> None:
     gpus_per_worker = arrival.gpus_per_worker or 1
-    if arrival.remainder_gpus:
-        if arrival.gpu_fraction is not None:
-            raise Refused("invalid", "Not together with `gpu_fraction` - at `$.remainder_gpus`")
-        if arrival.remainder_gpus >= gpus_per_worker:
-            raise Refused("invalid", f"Expected `int` < {gpus_per_worker} (a worker) - at `$.remainder_gpus`")
+    if arrival.remainder_gpus >= gpus_per_worker:
+        raise Refused("invalid", f"Expected `int` < {gpus_per_worker} (a worker) - at `$.remainder_gpus`")
     workers = arrival.workers
     if elastic := arrival.elastic:
         if not elastic.min_workers <= workers <= elastic.max_workers:
@@ -138,7 +171,7 @@ def _check_command(command: m.Command) -> None:
         raise Refused("invalid", "Expected `priority_class` or `weight` - at `$`")
 
 
-def _check_report(message: m.Completion | m.NodeEvent | m.GpuTelemetry) -> None:
+def _check_report(message: m.Completion | m.GpuTelemetry) -> None:
     _check_time(message.time)
 
 
@@ -151,11 +184,17 @@ def _check_pool_job(message: m.PoolJob) -> None:
         _check_command(message.command)
 
 
+def _check_node(message: m.NodeEvent) -> None:
+    _check_time(message.time)
+    if isinstance(message, m.Joined) and message.mig and message.mig not in mig.TABLES:
+        raise Refused("invalid", f"Expected one of {', '.join(sorted(mig.TABLES))} - at `$.mig`")
+
+
 decode_arrival: Callable[[bytes | None], m.JobArrival] = _decoder(topics.ARRIVALS, _check_arrival)
 decode_command: Callable[[bytes | None], m.Command] = _decoder(topics.COMMANDS, _check_command)
 decode_completion: Callable[[bytes | None], m.Completion] = _decoder(topics.COMPLETIONS, _check_report)
 decode_telemetry: Callable[[bytes | None], m.GpuTelemetry] = _decoder(topics.TELEMETRY, _check_report)
-decode_node: Callable[[bytes | None], m.NodeEvent] = _decoder(topics.NODES, _check_report)
+decode_node: Callable[[bytes | None], m.NodeEvent] = _decoder(topics.NODES, _check_node)
 decode_pool_job: Callable[[bytes | None], m.PoolJob] = _decoder(topics.POOL_JOBS, _check_pool_job)
 decode_placement: Callable[[bytes | None], m.Placement] = _decoder(topics.PLACEMENTS)
 decode_ranking: Callable[[bytes | None], m.QueueRanking] = _decoder(topics.RANKINGS)
@@ -216,19 +255,23 @@ def epoch_seconds(time: m.Time) -> float:
 
 def job_spec(arrival: m.JobArrival, traceparent: str | None = None) -> JobSpec:
     topology, elastic = arrival.topology, arrival.elastic
-    share = arrival.gpu_fraction
     return JobSpec(
         job_id=arrival.job_id,
         submitted_at=epoch_seconds(arrival.submitted_at),
         gpus_per_worker=arrival.gpus_per_worker or 1,
         workers=arrival.workers,
         remainder_gpus=arrival.remainder_gpus,
-        gpu_milli=WHOLE_GPU if share is None else round(share * WHOLE_GPU),
+        gpu_milli=_gpu_milli(arrival),
         gpu_types=arrival.gpu_types,
+        mixed_types=arrival.mixed_types,
+        speeds=arrival.speeds,
+        gpu_memory_mib=arrival.gpu_memory_mib,
+        mig_profile=arrival.mig_profile or "",
         cpu_milli=arrival.cpu_milli,
         memory_mib=arrival.memory_mib,
         tenant=arrival.tenant,
         topology=TopologyWish(level=topology.level, required=topology.required) if topology else None,
+        anti_affinity=arrival.anti_affinity or "",
         priority_class=arrival.priority_class,
         weight=arrival.weight,
         estimate_s=arrival.estimate_s,
@@ -237,6 +280,13 @@ def job_spec(arrival: m.JobArrival, traceparent: str | None = None) -> JobSpec:
         labels=arrival.labels,
         traceparent=traceparent,
     )
+
+
+def _gpu_milli(arrival: m.JobArrival) -> int:
+    """Of one device, as far as the request itself says it: what a share by memory takes depends on the device."""
+    if arrival.mig_profile is not None:
+        return mig.MILLI.get(arrival.mig_profile, WHOLE_GPU)
+    return WHOLE_GPU if arrival.gpu_fraction is None else round(arrival.gpu_fraction * WHOLE_GPU)
 
 
 def _elastic_range(elastic: m.Elastic) -> ElasticRange:
@@ -334,6 +384,8 @@ def _node_spec(message: m.Joined) -> NodeSpec:
         nvlink=message.nvlink,
         rack=message.rack,
         zone=message.zone,
+        gpu_memory_mib=message.gpu_memory_mib,
+        mig=message.mig,
         labels=message.labels,
     )
 

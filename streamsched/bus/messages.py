@@ -42,6 +42,9 @@ ZonedTime = Annotated[datetime, Meta(tz=True, extra_json_schema={"pattern": _RFC
 Time = EpochSeconds | ZonedTime
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Fraction = Annotated[float, Meta(ge=0.001, le=0.999)]
+Speed = Annotated[float, Meta(gt=0, le=1e6)]
+MigProfile = Annotated[str, Meta(max_length=32, pattern=r"^[1-9][0-9]*g\.[1-9][0-9]*gb\Z")]
+"""Name of a MIG profile as NVIDIA writes it: slices and memory, e.g. 3g.20gb."""
 GpuIndex = Annotated[int, Meta(ge=0, le=1023)]
 ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 Traceparent = Annotated[str, Meta(max_length=128)]
@@ -71,8 +74,9 @@ class Elastic(Message, frozen=True, kw_only=True):
 class JobArrival(Message, frozen=True, kw_only=True):
     """A job: a gang of `workers` workers with `gpus_per_worker` GPUs each, started all together or not at all.
 
-    A share of one device is asked for with `gpu_fraction` (0.001 to 0.999, thousandths are kept) instead of
-    `gpus_per_worker`. `remainder_gpus` adds one smaller worker. `gpu_types` are exact declared names; none means any.
+    A share of one device is asked for with `gpu_fraction` (0.001 to 0.999, thousandths are kept), `gpu_memory_mib` or
+    both instead of `gpus_per_worker`, a MIG instance with `mig_profile`. `remainder_gpus` adds one smaller worker.
+    `gpu_types` are exact declared names; none means any. All workers are on one type unless `mixed_types`.
     """
 
     job_id: Id
@@ -82,6 +86,14 @@ class JobArrival(Message, frozen=True, kw_only=True):
     workers: Workers = 1
     remainder_gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
     gpu_types: Annotated[tuple[Id, ...], Meta(max_length=64)] = ()
+    mixed_types: bool = False
+    """Workers may be on different types; the job then runs at the speed of its slowest worker."""
+    speeds: Annotated[dict[Id, Speed], Meta(max_length=64)] = {}
+    """GPU type -> how fast the job runs on it, relative to its other types; types of `gpu_types`, if that is given."""
+    gpu_memory_mib: Amount = 0
+    """Per worker, at least so much of one device's memory, MiB: a share of whatever device has it."""
+    mig_profile: MigProfile | None = None
+    """Per worker, one MIG instance of this profile, e.g. 1g.5gb."""
     cpu_milli: Amount = 0
     """Per worker, thousandths of a core."""
     memory_mib: Amount = 0
@@ -90,6 +102,8 @@ class JobArrival(Message, frozen=True, kw_only=True):
     pool: Id | None = None
     """The pool to run in; the router chooses one when it is not given."""
     topology: Topology | None = None
+    anti_affinity: Id | None = None
+    """At most one worker of all jobs with the same name here is on a node."""
     priority_class: Id = "normal"
     weight: Annotated[float, Meta(gt=0, le=1e9)] = 1.0
     estimate_s: Seconds | None = None
@@ -261,6 +275,11 @@ class Joined(NodeMessage, frozen=True, kw_only=True, tag="joined"):
     nvlink: Text = ""
     rack: Text = ""
     zone: Text = ""
+    gpu_memory_mib: Amount = 0
+    """Of one device. 0 means: not declared, shares by memory are not placed here."""
+    mig: Text = ""
+    """How its devices are partitioned, e.g. A100-40GB, A100-80GB, H100-80GB or A30; empty: MIG is off. Under MIG a
+    device is given whole or as instances, never in shares."""
     labels: Labels = {}
 
 

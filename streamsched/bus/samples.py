@@ -50,6 +50,17 @@ _ELASTIC: Final = m.JobArrival(
     workers=4,
     elastic=m.Elastic(min_workers=2, max_workers=16),
 )
+_BY_MEMORY: Final = m.JobArrival(
+    job_id="serve-9",
+    submitted_at=_NOW + 1,
+    gpu_memory_mib=8138,
+    workers=3,
+    gpu_types=("A100-SXM4-80GB", "T4"),
+    mixed_types=True,
+    speeds={"A100-SXM4-80GB": 3.5, "T4": 1.0},
+    anti_affinity="serve",
+)
+_INSTANCE: Final = m.JobArrival(job_id="notebook-8", submitted_at=_NOW + 2, mig_profile="1g.10gb")
 _CANCEL: Final = m.Cancel(job_id=_JOB, time=_NOW + 60, user="ada", reason="wrong data set")
 
 _PLACE: Final = ins.Place(
@@ -108,7 +119,16 @@ def _nodes() -> tuple[m.NodeEvent, ...]:
             nvlink="gpu-a01",
             rack="r7",
             zone="hall-1",
+            gpu_memory_mib=81_920,
             labels={"driver": "570.86"},
+        ),
+        m.Joined(
+            pool=_POOL,
+            node_id="gpu-a03",
+            time=_NOW - 400,
+            gpu_type="A100-SXM4-80GB-MIG",
+            gpus=8,
+            mig="A100-80GB",
         ),
         m.Capacity(**node, time=_NOW + 100, gpus=7),
         m.Heartbeat(**node, time=_NOW + 5.5),
@@ -141,8 +161,26 @@ def _pool_jobs() -> tuple[m.PoolJob, ...]:
     )
 
 
+_PLACE_INSTANCE: Final = ins.Place(
+    placement_id="notebook-8:7:1",
+    job_id="notebook-8",
+    attempt=1,
+    allocations=(
+        Allocation(
+            node_id="gpu-a03",
+            gpus=(2,),
+            gpu_milli=142,
+            mig_profile="1g.10gb",
+            mig_geometry=(("2g.20gb", 3), ("1g.10gb", 1)),
+        ),
+    ),
+    lease_until=_NOW + 65,
+    why=ins.Why(policy="f1", score=0.5, solver=SolveStatus.OPTIMAL, gap=0.0, window=18),
+)
+
+
 def _placements() -> tuple[m.Placement, ...]:
-    decisions: tuple[ins.Decision, ...] = (_PLACE, _PREEMPT, _REVOKE)
+    decisions: tuple[ins.Decision, ...] = (_PLACE, _PREEMPT, _REVOKE, _PLACE_INSTANCE)
     return tuple(
         m.Placement(pool=_POOL, time=_NOW + 2 + i, epoch=4, seq=900 + i, decision=decision)
         for i, decision in enumerate(decisions)
@@ -187,6 +225,8 @@ def _journal_events() -> tuple[ev.CoreEvent, ...]:
         ev.JobArrived(spec=codec.job_spec(_GANG, _TRACE)),
         ev.JobArrived(spec=codec.job_spec(_SHARE)),
         ev.JobArrived(spec=codec.job_spec(_ELASTIC)),
+        ev.JobArrived(spec=codec.job_spec(_BY_MEMORY)),
+        ev.JobArrived(spec=codec.job_spec(_INSTANCE)),
         *(codec.command_event(command, 12 + i) for i, command in enumerate(commands)),
         *(codec.run_event(report) for report in _completions()),
         *(codec.node_event(message) for message in _nodes()),
@@ -230,7 +270,7 @@ def _dead_letter() -> m.DeadLetter:
 
 
 SAMPLES: Final[dict[str, tuple[m.Message, ...]]] = {
-    topics.ARRIVALS.name: (_GANG, _SHARE, _ELASTIC),
+    topics.ARRIVALS.name: (_GANG, _SHARE, _ELASTIC, _BY_MEMORY, _INSTANCE),
     topics.COMMANDS.name: (
         _CANCEL,
         m.Hold(job_id=_JOB, time=_NOW + 61, user="ada"),

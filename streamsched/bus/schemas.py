@@ -37,13 +37,31 @@ _ONE_OF: Final[dict[str, Document]] = {
         "oneOf": [
             {
                 "required": ["gpus_per_worker"],
-                "properties": {"gpus_per_worker": {"type": "integer"}, "gpu_fraction": {"type": "null"}},
+                "properties": {
+                    "gpus_per_worker": {"type": "integer"},
+                    "gpu_fraction": {"type": "null"},
+                    "gpu_memory_mib": {"const": 0},
+                    "mig_profile": {"type": "null"},
+                },
             },
             {
-                "required": ["gpu_fraction"],
+                "anyOf": [
+                    {"required": ["gpu_fraction"], "properties": {"gpu_fraction": {"type": "number"}}},
+                    {"required": ["gpu_memory_mib"], "properties": {"gpu_memory_mib": {"minimum": 1}}},
+                ],
                 "properties": {
-                    "gpu_fraction": {"type": "number"},
                     "gpus_per_worker": {"type": "null"},
+                    "mig_profile": {"type": "null"},
+                    "remainder_gpus": {"const": 0},
+                },
+            },
+            {
+                "required": ["mig_profile"],
+                "properties": {
+                    "mig_profile": {"type": "string"},
+                    "gpus_per_worker": {"type": "null"},
+                    "gpu_fraction": {"type": "null"},
+                    "gpu_memory_mib": {"const": 0},
                     "remainder_gpus": {"const": 0},
                 },
             },

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from . import events as ev
 from . import invariants
 from .changes import Changes, Meta, Notes
-from .commit import why_not_placeable
+from .commit import layout_on_reserved, needed_of, nodes_of, why_no_room, why_not_placeable
 from .config import SchedulerConfig
 from .errors import BrokenInvariant
 from .index import Index
@@ -48,7 +48,7 @@ from .model import (
 )
 from .node import Node, NodeRecord
 from .problem import Assignment, SolveStatus
-from .reservations import choose_nodes, lay_out
+from .reservations import choose_nodes
 from .tenants import Accounts, TenantUsage
 from .window import Ranker, Window, build
 
@@ -560,18 +560,35 @@ class ClusterState:
     # ── reservations and tenants ─────────────────────────────────────────────────────────────────────────────────────
 
     def _keep_reservations(self) -> None:
-        """Choose anew where reserved nodes went away or became too small; give up what the tenant's quota forbids."""
+        """Choose anew where reserved nodes went away or became too small; give up what the tenant's quota forbids.
+
+        A job for which runs were to make room does not choose anew: it is an ordinary waiting job again.
+        """
         for job in reversed(self._reserving_jobs()):
-            if not self._may_reserve(job):
-                self._put_job(replace(job, reservation=(), reason=""))
+            if not self._may_reserve(job) or (job.awaits and self._waits_in_vain(job)):
+                self._drop_reservation(job)
         for job in self._reserving_jobs():
-            usable = (n for n in job.reservation if n in self.inventory.nodes and self.inventory.nodes[n].usable)
-            if tuple(usable) != job.reservation or not self.inventory.would_hold(job.spec, job.reservation):
-                self._reserve_for(self._put_job(replace(job, reservation=(), reason="")))
+            if not job.awaits and not self._can_drain(job):
+                self._reserve_for(self._drop_reservation(job))
+
+    def _drop_reservation(self, job: Job) -> Job:
+        return self._put_job(replace(job, reservation=(), awaits=(), reason=""))
+
+    def _can_drain(self, job: Job) -> bool:
+        """Whether its nodes could hold it once they are empty."""
+        usable = (n for n in job.reservation if n in self.inventory.nodes and self.inventory.nodes[n].usable)
+        return tuple(usable) == job.reservation and self.inventory.would_hold(job.spec, job.reservation)
+
+    def _waits_in_vain(self, job: Job) -> bool:
+        """Whether the room that was made for it has gone, or all have left and it does not fit nevertheless."""
+        if not self._can_drain(job):
+            return True
+        all_left = not any(placement_id in self.runs for placement_id in job.awaits)
+        return all_left and layout_on_reserved(self, job, job.reservation) is None
 
     def _make_reservations(self) -> None:
         """Keep nodes free for the jobs that have waited too long, oldest first."""
-        left = self.config.reservations_max - len(self.index.reserving)
+        left = self.config.reservations_max - sum(not job.awaits for job in self._reserving_jobs())
         if left <= 0 or self.now < self._waits_end:
             return
         waiting = [self.jobs[job_id] for job_id in self.index.queued if job_id not in self.index.reserving]
@@ -599,7 +616,7 @@ class ClusterState:
         """
         spec = job.spec
         pledged = self._pledged(spec.tenant, job)
-        return job.not_before <= self.now and self._quota(spec.tenant) - pledged >= spec.total_gpu_milli
+        return job.not_before <= self.now and self._quota(spec.tenant) - pledged >= self.inventory.most_milli(spec)
 
     def _reserve_for(self, job: Job) -> bool:
         if not self.inventory.holds_without(job.spec, self.index.reserved):
@@ -615,16 +632,14 @@ class ClusterState:
         """A job whose nodes have drained starts there, without a solver; one per window, since gangs may be large."""
         started = False
         for job in self._reserving_jobs():
-            workers = lay_out(job.spec, (self.inventory.nodes[node_id] for node_id in job.reservation))
-            if workers is None:
-                continue
-            assignment = Assignment(job_id=job.spec.job_id, attempt=job.attempt, workers=workers)
-            if why_not_placeable(self, assignment) is not None:
+            assignment = layout_on_reserved(self, job, job.reservation)
+            if assignment is None:
                 continue
             if started:
                 self._unfinished_timers = True
                 return
-            self._place(assignment, Why(policy="reservation", solver=SolveStatus.GREEDY))
+            policy = "preemption" if job.awaits else "reservation"
+            self._place(assignment, Why(policy=policy, solver=SolveStatus.GREEDY))
             started = True
 
     @property
@@ -652,7 +667,7 @@ class ClusterState:
     def _pledged(self, tenant: str, but: Job | None) -> int:
         """What the tenant's jobs with reservations will take, all but one."""
         pledged = (other.spec for other in map(self.jobs.__getitem__, self.index.reserving) if other is not but)
-        return sum(spec.total_gpu_milli for spec in pledged if spec.tenant == tenant)
+        return sum(self.inventory.most_milli(spec) for spec in pledged if spec.tenant == tenant)
 
     def usage(self, tenant: str) -> TenantUsage:
         return self.accounts.usage(tenant)
@@ -696,21 +711,49 @@ class ClusterState:
     def _window_solved(self, event: ev.WindowSolved) -> None:
         """Commit a solution, job by job, against the state as it is now; what does not hold any more is left out."""
         solution = event.solution
-        for assignment in solution.assignments:
-            why = why_not_placeable(self, assignment)
-            if why:
-                self._absorb("stale-assignment", why)
-                continue
-            self._place(
-                assignment,
-                Why(
-                    policy=solution.policy,
-                    score=assignment.score,
-                    solver=solution.status,
-                    gap=solution.gap,
-                    window=solution.window,
-                ),
+        # Who starts at once goes first: it may use what is free on a node that is then kept for who waits for room.
+        for assignment in sorted(solution.assignments, key=_waits_for_room):
+            why = Why(
+                policy=solution.policy,
+                score=assignment.score,
+                solver=solution.status,
+                gap=solution.gap,
+                window=solution.window,
             )
+            stale = self._commit(assignment, why)
+            if stale:
+                self._absorb("stale-assignment", stale)
+
+    def _commit(self, assignment: Assignment, why: Why) -> str | None:
+        """None when it was carried out, else why not. Nobody is stopped for a job that fits without."""
+        job = self.jobs.get(assignment.job_id)
+        if job is not None and job.awaits:
+            return f"job {assignment.job_id} waits for room already"
+        stale = why_not_placeable(self, assignment)
+        if stale is None:
+            self._place(assignment, why)
+        elif assignment.after:
+            stale = why_no_room(self, assignment)
+            if stale is None:
+                self._make_room(assignment)
+        return stale
+
+    def _make_room(self, assignment: Assignment) -> None:
+        """Tell its victims to stop and keep its nodes free until it starts there."""
+        job_id, awaits = assignment.job_id, needed_of(self, assignment)
+        leaving = self.making_room()
+        for placement_id in (p for p in awaits if p not in leaving):
+            victim = self._put_job(replace(self.jobs[self.runs[placement_id].job_id], preempted_at=self.now))
+            self._stop(victim, Preempt, f"makes room for job {job_id}", then=JobState.QUEUED)
+        reason = f"preempting: {len(awaits)} runs make room for it"
+        job = self.jobs[job_id]
+        self._put_job(replace(job, reservation=nodes_of(assignment), awaits=awaits, reason=reason))
+
+    def making_room(self) -> set[str]:
+        """Runs that were told to stop for jobs that wait for it still."""
+        return {
+            placement_id for job in self._reserving_jobs() for placement_id in job.awaits if placement_id in self.runs
+        }
 
     def _place(self, assignment: Assignment, why: Why) -> None:
         job = self.jobs[assignment.job_id]
@@ -719,13 +762,7 @@ class ClusterState:
         allocations = []
         for node_id, gpus in assignment.workers:
             node = self.inventory.nodes[node_id]
-            allocation = Allocation(
-                node_id=node_id,
-                gpus=node.pick(gpus, spec.gpu_milli),
-                gpu_milli=spec.gpu_milli,
-                cpu_milli=spec.cpu_milli,
-                memory_mib=spec.memory_mib,
-            )
+            allocation = node.allocate(spec, gpus)
             node.take(placement_id, allocation)
             allocations.append(allocation)
         for node_id in dict.fromkeys(node_id for node_id, _ in assignment.workers):
@@ -740,7 +777,7 @@ class ClusterState:
             lease_until=self.now + self.config.lease_s,
         )
         self._put_run(run)
-        self._charge(spec.tenant, spec.total_gpu_milli)
+        self._charge(spec.tenant, _gpu_milli(run.allocations))
         self._move(job, Trigger.PLACE, attempt=attempt, placement_id=placement_id, reason="", then=None)
         self._out.append(
             Place(
@@ -881,8 +918,8 @@ class ClusterState:
         self._put_job(replace(job, state=state, **changes))
 
     def _put_job(self, job: Job) -> Job:
-        if job.reservation and job.state is not JobState.QUEUED:
-            job = replace(job, reservation=())
+        if (job.reservation or job.awaits) and job.state is not JobState.QUEUED:
+            job = replace(job, reservation=(), awaits=())
         self.jobs[job.spec.job_id] = job
         self._notes.job(job.spec.job_id)
         self._file_job(job)
@@ -1001,6 +1038,10 @@ def _was_there(run: Run, fenced_at: float | None) -> bool:
     The news may be old: the run was placed since. And a placement may be old: told only after a takeover.
     """
     return fenced_at is None or (run.started_at is not None and run.started_at <= fenced_at - _CLOCKS_APART_S)
+
+
+def _waits_for_room(assignment: Assignment) -> bool:
+    return bool(assignment.after)
 
 
 def _by_arrival(job: Job) -> int:

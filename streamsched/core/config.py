@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -36,6 +37,15 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     """What is set for single tenants; the others have weight 1 and no quota."""
     usage_half_life_s: float = 168 * 3600.0
     """Half-life of a tenant's usage in the fair share."""
+    preempt: Literal["off", "class", "score"] = "off"
+    """Whether running preemptible jobs make room: never, for jobs of a higher priority class, or for any job that the
+    policy ranks better."""
+    preempt_interval_s: float = 300.0
+    """A run is not told to make room before it has run so long, nor a job again before so long after the last time."""
+    preempt_victims_max: int = 32
+    """Runs that one window may consider."""
+    restart_s: float = 60.0
+    """What starting again costs a preempted job, beside what it did since its last checkpoint."""
     lost_grace_s: float = 30.0
     """How long a run on a node thought lost is waited for before its job is queued again."""
 

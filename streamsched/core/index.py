@@ -11,6 +11,7 @@ from collections import Counter
 from .errors import BrokenInvariant
 from .model import Job, JobState, NodeState, Run, RunState
 from .node import NodeRecord
+from .preemption import class_name
 
 
 class Index:
@@ -26,6 +27,8 @@ class Index:
         """Jobs that nodes are kept free for, and these."""
         self.reserved: dict[str, str] = {}
         """The same the other way round: node -> job."""
+        self.stoppable: dict[str, dict[str, None]] = {}
+        """Priority class -> its running jobs that are preemptible."""
         self.leases: dict[str, float] = {}
         """Runs that wait for their `started`."""
         self.stopping: dict[str, None] = {}
@@ -39,6 +42,7 @@ class Index:
         self.lost_nodes: dict[str, float] = {}
         """Nodes thought lost and since when."""
         self._known_runs: set[str] = set()
+        self._stoppable_as: dict[str, str] = {}
 
     def job(self, job: Job) -> None:
         job_id = job.spec.job_id
@@ -51,6 +55,18 @@ class Index:
         if job.ended_at is not None:
             self.finished.setdefault(job_id, job.ended_at)
         self._reservation(job_id, job.reservation)
+        self._stoppable(job_id, class_name(job) if job.spec.preemptible and job.state is JobState.RUNNING else None)
+
+    def _stoppable(self, job_id: str, name: str | None) -> None:
+        """File it under the name of its class, or nowhere."""
+        before = self._stoppable_as.pop(job_id, None)
+        if before is not None:
+            del self.stoppable[before][job_id]
+            if not self.stoppable[before]:
+                del self.stoppable[before]
+        if name is not None:
+            self._stoppable_as[job_id] = name
+            self.stoppable.setdefault(name, {})[job_id] = None
 
     def _reservation(self, job_id: str, node_ids: tuple[str, ...]) -> None:
         for node_id in self.reserving.pop(job_id, ()):

@@ -55,6 +55,16 @@ def _verify_job(state: ClusterState, job: Job) -> None:
         raise _broken(state, job_id, f"job {job_id} is {job.state}, ended at {job.ended_at}")
     if job.reservation and job.state is not JobState.QUEUED:
         raise _broken(state, job_id, f"job {job_id} is {job.state} and nodes are kept free for it")
+    _verify_awaits(state, job)
+
+
+def _verify_awaits(state: ClusterState, job: Job) -> None:
+    job_id, awaits = job.spec.job_id, job.awaits
+    if awaits and (not job.reservation or len(set(awaits)) < len(awaits)):
+        raise _broken(state, job_id, f"job {job_id} waits for {awaits} to make room on {job.reservation}")
+    for run in [state.runs[placement_id] for placement_id in awaits if placement_id in state.runs]:
+        if run.stop_at is None or run.job_id == job_id:
+            raise _broken(state, job_id, f"job {job_id} waits for run {run.placement_id}, which goes on")
 
 
 def _verify_run(state: ClusterState, run: Run) -> None:
@@ -91,6 +101,18 @@ def _verify_devices(state: ClusterState) -> None:
         if (node.free_cpu_milli, node.free_memory_mib) != left:
             raise BrokenInvariant(f"node {node.node_id}: cpu or memory is not what the runs leave")
         _verify_node(node, held[node.node_id])
+    _verify_rooms(state)
+
+
+def _verify_rooms(state: ClusterState) -> None:
+    """Whatever order the runs came in, what each node gives follows from what they hold."""
+    anew = {node.node_id: Node(node.record) for node in state.inventory}
+    for run in state.runs.values():
+        for a in run.allocations:
+            anew[a.node_id].take(run.placement_id, a)
+    for node in state.inventory:
+        if node.room() != anew[node.node_id].room():
+            raise BrokenInvariant(f"node {node.node_id} gives {node.room()}, by the runs {anew[node.node_id].room()}")
 
 
 def _verify_node(node: Node, free_milli: list[int]) -> None:

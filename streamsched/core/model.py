@@ -76,7 +76,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `remainder_gpus` > 0 adds one smaller worker (traces have jobs of 12 GPUs that ran as a whole node and a half).
     `gpu_milli` < 1000 asks for a share of one device per worker; then `gpus_per_worker` is 1.
-    `gpu_types` are exact declared names; empty means any.
+    `gpu_types` are exact declared names; empty means any. All workers are on one type unless `mixed_types`.
     """
 
     job_id: str
@@ -86,10 +86,20 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     remainder_gpus: int = 0
     gpu_milli: int = WHOLE_GPU
     gpu_types: tuple[str, ...] = ()
+    mixed_types: bool = False
+    """Workers may be on different types; the job then runs at the speed of its slowest worker."""
+    speeds: dict[str, float] = {}
+    """GPU type -> speed on it relative to the job's other types; a type that is not named counts as learned, else 1."""
+    gpu_memory_mib: int = 0
+    """Per worker, for a share of a device: at least so much of its memory, whatever its type."""
+    mig_profile: str = ""
+    """Per worker, one MIG instance of this profile, e.g. 1g.5gb; then `gpus_per_worker` is 1."""
     cpu_milli: int = 0
     memory_mib: int = 0
     tenant: str = "default"
     topology: TopologyWish | None = None
+    anti_affinity: str = ""
+    """Workers of jobs with the same name here, also of one job, are never on one node; empty: no such wish."""
     priority_class: str = "normal"
     weight: float = 1.0
     estimate_s: float | None = None
@@ -146,21 +156,36 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attained_gpu_s: float = 0.0
     """GPU-seconds used by ended runs."""
     preemptions: int = 0
+    preempted_at: float = 0.0
+    """When a run of it was last told to make room for another job."""
     reservation: tuple[str, ...] = ()
     """Nodes kept free for it while it is queued."""
+    awaits: tuple[str, ...] = ()
+    """Runs that were told to make room for it; its reservation is where they are."""
     priority_class: str | None = None
     """Set by `reprioritise`; None: as in the spec."""
     weight: float | None = None
 
 
 class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The devices of one worker on one node. With `gpu_milli` < 1000 it is a share of the single device in `gpus`."""
+    """The devices of one worker on one node. With `gpu_milli` < 1000 it is a part of the single device in `gpus`.
+
+    `gpu_milli` is what was really taken of each device: for a share by memory it follows from the device's memory, for
+    a MIG instance from its profile.
+    """
 
     node_id: str
     gpus: tuple[int, ...]
     gpu_milli: int = WHOLE_GPU
     cpu_milli: int = 0
     memory_mib: int = 0
+    anti_affinity: str = ""
+    mig_profile: str = ""
+    """Set for a MIG instance; then so are the next two."""
+    mig_geometry: tuple[tuple[str, int], ...] = ()
+    """((profile, instances), ...) that the device is partitioned into, chosen while it was idle."""
+    mig_instance: int = 0
+    """Which of the geometry's instances of the profile, from 0."""
 
 
 class Run(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -199,4 +224,8 @@ class NodeSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nvlink: str = ""
     rack: str = ""
     zone: str = ""
+    gpu_memory_mib: int = 0
+    """Of one device; 0 means: not declared, shares by memory do not fit here."""
+    mig: str = ""
+    """Geometry table by which its devices are partitioned (`core/mig.py`), e.g. A100-40GB; empty: no MIG."""
     labels: dict[str, str] = {}

@@ -6,10 +6,15 @@ never stored: it is what the runs hold (`Run.allocations`), taken again when a s
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import NamedTuple
+
 from msgspec import Struct
 
+from . import mig
 from .errors import BrokenInvariant
-from .model import WHOLE_GPU, Allocation, NodeSpec, NodeState
+from .model import WHOLE_GPU, Allocation, JobSpec, NodeSpec, NodeState
+from .room import NO_LIMIT, Room, share_milli, wants_share
 
 
 class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,12 +34,28 @@ class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Distinct jobs that it refused since a run last started on it."""
 
 
+class _Partition:
+    """A device under MIG that is not idle: its geometry and the instances of it in use."""
+
+    __slots__ = ("geometry", "used")
+
+    def __init__(self, geometry: mig.Geometry) -> None:
+        self.geometry = geometry
+        self.used: set[tuple[str, int]] = set()
+        """(profile, number among its instances of that profile)."""
+
+    def free(self, profile: str) -> list[int]:
+        return [i for i in range(mig.count_in(self.geometry, profile)) if (profile, i) not in self.used]
+
+
 class Node:
     """A node's record and its devices. Invariant: 0 <= free_milli[i] <= 1000.
 
     Free cpu and memory are below zero while a node holds more than it declares now."""
 
     __slots__ = (
+        "_affinity",
+        "_partitions",
         "_used_devices",
         "free_cpu_milli",
         "free_memory_mib",
@@ -54,6 +75,9 @@ class Node:
         self.key: NodeKey | None = None
         """Where it is filed in the class index."""
         self._used_devices = 0
+        self._affinity: Counter[str] = Counter()
+        """Workers here by their `anti_affinity` name."""
+        self._partitions: dict[int, _Partition] = {}
 
     @property
     def node_id(self) -> str:
@@ -76,31 +100,95 @@ class Node:
         return max(0, min(idle, capacity - self._used_devices))
 
     def shares(self) -> tuple[int, ...]:
-        """Free thousandths of the partly used devices, ascending."""
-        if not self._used_devices:
+        """Free thousandths of the partly used devices, ascending; a device under MIG gives none."""
+        if not self._used_devices or self.spec.mig:
             return ()
-        return tuple(sorted(free for free in self.free_milli[: self.record.capacity] if 0 < free < WHOLE_GPU))
+        devices = enumerate(self.free_milli[: self.record.capacity])
+        return tuple(sorted(free for i, free in devices if 0 < free < WHOLE_GPU and i not in self._partitions))
 
-    def fits(self, gpus: int, gpu_milli: int, cpu_milli: int, memory_mib: int) -> bool:
-        """Whether this much can be placed here now; with `gpu_milli` < 1000, that many shares, each on one device."""
-        if self.spec.cpu_milli and cpu_milli > max(0, self.free_cpu_milli):
-            return False
-        if self.spec.memory_mib and memory_mib > max(0, self.free_memory_mib):
-            return False
-        if gpu_milli == WHOLE_GPU:
-            return self.free_gpus() >= gpus
-        slots = sum(share // gpu_milli for share in self.shares()) + self.free_gpus() * (WHOLE_GPU // gpu_milli)
-        return slots >= gpus
+    def instances(self) -> tuple[tuple[str, int], ...]:
+        """(MIG profile, free instances) on the partitioned devices, ascending, none of 0."""
+        free: Counter[str] = Counter()
+        for _, partition in self._open_partitions():
+            for profile, _ in partition.geometry:
+                free[profile] += len(partition.free(profile))
+        return tuple(sorted((+free).items()))
 
-    def pick(self, gpus: int, gpu_milli: int) -> tuple[int, ...]:
-        """Devices for one worker: the lowest idle ones, or for a share the fullest device that still has room."""
-        devices = self.free_milli[: self.record.capacity]
-        if gpu_milli == WHOLE_GPU:
-            return tuple(i for i, free in enumerate(devices) if free == WHOLE_GPU)[:gpus]
-        partly = [(free, i) for i, free in enumerate(devices) if gpu_milli <= free < WHOLE_GPU]
+    def _open_partitions(self) -> list[tuple[int, _Partition]]:
+        """Partitioned devices that may take more: usable, with a geometry of what the node declares now."""
+        geometries = mig.TABLES.get(self.spec.mig, ())
+        return [(i, p) for i, p in self._partitions.items() if i < self.record.capacity and p.geometry in geometries]
+
+    def affinity_taken(self) -> tuple[str, ...]:
+        """`anti_affinity` names of the workers here, ascending."""
+        return tuple(sorted(self._affinity))
+
+    def room(self) -> Room:
+        """What it gives now. It says nothing of whether the node can be used (`usable`)."""
+        spec = self.spec
+        return Room(
+            gpu_type=spec.gpu_type,
+            idle=self.free_gpus(),
+            shares=self.shares(),
+            instances=self.instances(),
+            # An inventory that shrank below what is held leaves less than nothing; -1 would say "no limit".
+            cpu_milli=max(0, self.free_cpu_milli) if spec.cpu_milli else NO_LIMIT,
+            memory_mib=max(0, self.free_memory_mib) if spec.memory_mib else NO_LIMIT,
+            gpu_memory_mib=spec.gpu_memory_mib,
+            mig=spec.mig,
+            affinity_taken=self.affinity_taken(),
+        )
+
+    def allocate(self, spec: JobSpec, gpus: int) -> Allocation:
+        """Devices for one worker that fits: nothing is taken yet.
+
+        Whole ones: the lowest idle. A share or an instance: on the fullest device that has room for it, of equal ones
+        the lowest, else on the lowest idle one.
+        """
+        geometry: mig.Geometry = ()
+        instance = 0
+        devices: tuple[int, ...]
+        if spec.mig_profile:
+            milli = mig.MILLI[spec.mig_profile]
+            device, geometry, instance = self._pick_instance(spec.mig_profile)
+            devices = (device,)
+        elif wants_share(spec):
+            milli = share_milli(spec, self.spec.gpu_memory_mib)
+            devices = (self._pick_share(milli),)
+        else:
+            milli = WHOLE_GPU
+            devices = tuple(self._idle())[:gpus]
+        return Allocation(
+            node_id=self.node_id,
+            gpus=devices,
+            gpu_milli=milli,
+            cpu_milli=spec.cpu_milli,
+            memory_mib=spec.memory_mib,
+            anti_affinity=spec.anti_affinity,
+            mig_profile=spec.mig_profile,
+            mig_geometry=geometry,
+            mig_instance=instance,
+        )
+
+    def _idle(self) -> list[int]:
+        return [i for i, free in enumerate(self.free_milli[: self.record.capacity]) if free == WHOLE_GPU]
+
+    def _pick_share(self, milli: int) -> int:
+        devices = enumerate(self.free_milli[: self.record.capacity])
+        partly = [(free, i) for i, free in devices if milli <= free < WHOLE_GPU and i not in self._partitions]
+        return min(partly)[1] if partly else self._idle()[0]
+
+    def _pick_instance(self, profile: str) -> tuple[int, mig.Geometry, int]:
+        """(device, its geometry, number of the instance)."""
+        partly = [(self.free_milli[i], i) for i, p in self._open_partitions() if p.free(profile)]
         if partly:
-            return (min(partly)[1],)
-        return (devices.index(WHOLE_GPU),)
+            device = min(partly)[1]
+            partition = self._partitions[device]
+            return device, partition.geometry, partition.free(profile)[0]
+        geometry = mig.opened(self.spec.mig, profile)
+        if geometry is None:
+            raise BrokenInvariant(f"node {self.node_id} has no MIG profile {profile}")
+        return self._idle()[0], geometry, 0
 
     def take(self, placement_id: str, allocation: Allocation) -> None:
         """Give the devices of `allocation` to a run; raises BrokenInvariant when any of them is not free."""
@@ -111,11 +199,29 @@ class Node:
                 raise BrokenInvariant(
                     f"GPU {index} of {self.node_id} given twice: {placement_id} and {[*self.run_ids]}"
                 )
+            self._take_instance(placement_id, index, allocation)
             self._used_devices += self.free_milli[index] == WHOLE_GPU
             self.free_milli[index] = left
         self.free_cpu_milli -= allocation.cpu_milli
         self.free_memory_mib -= allocation.memory_mib
+        if allocation.anti_affinity:
+            self._affinity[allocation.anti_affinity] += 1
         self.run_ids[placement_id] = self.run_ids.get(placement_id, 0) + 1
+
+    def _take_instance(self, placement_id: str, index: int, allocation: Allocation) -> None:
+        """A device is either partitioned, and then into one geometry with every instance given once, or not."""
+        partition = self._partitions.get(index)
+        if not allocation.mig_profile:
+            if partition is None:
+                return
+            raise BrokenInvariant(f"GPU {index} of {self.node_id} is partitioned, {placement_id} takes it as it is")
+        if partition is None and self.free_milli[index] == WHOLE_GPU:
+            partition = self._partitions[index] = _Partition(allocation.mig_geometry)
+        profile, number = allocation.mig_profile, allocation.mig_instance
+        same = partition is not None and partition.geometry == allocation.mig_geometry
+        if partition is None or not same or number not in partition.free(profile):
+            raise BrokenInvariant(f"GPU {index} of {self.node_id} has no {profile} number {number} for {placement_id}")
+        partition.used.add((profile, number))
 
     def give_back(self, placement_id: str, allocation: Allocation) -> None:
         """Undo `take`."""
@@ -125,8 +231,15 @@ class Node:
                 raise BrokenInvariant(f"GPU {index} of {self.node_id} freed twice, last by {placement_id}")
             self.free_milli[index] = free
             self._used_devices -= free == WHOLE_GPU
+            if allocation.mig_profile:
+                self._partitions[index].used.remove((allocation.mig_profile, allocation.mig_instance))
+                if free == WHOLE_GPU:
+                    del self._partitions[index]
         self.free_cpu_milli += allocation.cpu_milli
         self.free_memory_mib += allocation.memory_mib
+        if allocation.anti_affinity:
+            self._affinity[allocation.anti_affinity] -= 1
+            self._affinity = +self._affinity
         left = self.run_ids[placement_id] - 1
         if left:
             self.run_ids[placement_id] = left
@@ -147,23 +260,18 @@ class Node:
         """What makes nodes interchangeable in a window; None when it has nothing to give."""
         if not self.usable:
             return None
-        free, shares = self.free_gpus(), self.shares()
-        if not free and not shares:
+        room = self.room()
+        if not room.idle and not room.shares and not room.instances:
             return None
         spec = self.spec
-        return (
-            spec.gpu_type,
-            free,
-            shares,
-            # An inventory that shrank below what is held leaves less than nothing; -1 would say "no limit".
-            max(0, self.free_cpu_milli) if spec.cpu_milli else -1,
-            max(0, self.free_memory_mib) if spec.memory_mib else -1,
-            spec.nvlink,
-            spec.rack,
-            spec.zone,
-            self.record.capacity,
-        )
+        return NodeKey(room=room, nvlink=spec.nvlink, rack=spec.rack, zone=spec.zone, capacity=self.record.capacity)
 
 
-NodeKey = tuple[str, int, tuple[int, ...], int, int, str, str, str, int]
-"""(type, free GPUs, shares, free cpu or -1, free memory or -1, nvlink, rack, zone, capacity)."""
+class NodeKey(NamedTuple):
+    """Nodes with equal keys are interchangeable in a window. `capacity`: usable devices, free or not."""
+
+    room: Room
+    nvlink: str
+    rack: str
+    zone: str
+    capacity: int

@@ -10,7 +10,7 @@ import enum
 
 from msgspec import Struct
 
-from .model import WHOLE_GPU
+from .model import WHOLE_GPU, TopologyWish
 
 
 class NodeClass(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,6 +31,16 @@ class NodeClass(Struct, frozen=True, kw_only=True, omit_defaults=True):
     zone: str = ""
     total_gpus: int = 0
     """Devices of each node (used by fragmentation terms)."""
+    gpu_memory_mib: int = 0
+    """Memory of one device; 0: not declared."""
+    affinity_taken: tuple[str, ...] = ()
+    """`anti_affinity` names that have a worker on each of these nodes, ascending."""
+    mig: str = ""
+    """Geometry table of its devices (`core/mig.py`); empty: no MIG. Under MIG a device gives no shares: an idle one is
+    given whole, or opened for a profile (`mig.opened`), and then has that geometry's instances until it is idle."""
+    instances: tuple[tuple[str, int], ...] = ()
+    """((MIG profile, free instances of it on the node's partitioned devices), ...), ascending, none of 0. These are
+    used before an idle device is opened."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,14 +57,47 @@ class Candidate(Struct, frozen=True, kw_only=True, omit_defaults=True):
     score: float = 0.0
     gpu_milli: int = WHOLE_GPU
     gpu_types: tuple[str, ...] = ()
+    one_type: bool = False
+    """All workers on nodes of one GPU type."""
+    speeds: tuple[tuple[str, float], ...] = ()
+    """(GPU type, relative speed > 0), ascending by name; types that are not named have speed 1. `value` is for the
+    fastest type; on another it is worth `value` * speed / fastest, and on a mix what its slowest worker makes of it."""
+    gpu_memory_mib: int = 0
+    """Per worker, for a share: of a device with memory M it takes ceil(1000 * this / M) thousandths, and `gpu_milli`
+    where that is below 1000 and more. Not on nodes that declare no device memory, nor under MIG."""
+    mig_profile: str = ""
+    """Per worker, one instance of this profile; only where `NodeClass.mig` has it."""
     cpu_milli: int = 0
     memory_mib: int = 0
+    topology: TopologyWish | None = None
+    """All workers in one domain of that level; nodes without a name for the level are in no domain. Where it is only a
+    wish, keeping it is worth `TOPOLOGY_BONUS` of the value."""
+    anti_affinity: str = ""
+    """At most one worker with this name on a node; none where `NodeClass.affinity_taken` has it."""
     avoid_nodes: tuple[str, ...] = ()
     """Nodes that refused it lately."""
+    level: int = 0
+    """It may take the place of victims with a lower level."""
 
     @property
     def total_gpus(self) -> int:
         return sum(size * count for size, count in self.chunks)
+
+
+class Victim(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run that may be told to make room. `cost` > 0: what stopping it loses, in units of `Candidate.value`."""
+
+    placement_id: str
+    job_id: str
+    level: int
+    cost: float
+    held: tuple[tuple[str, int, int, int], ...]
+    """((node_id, whole GPUs, cpu_milli, memory_mib), ...): what becomes free on each node, all of it at once."""
+    anti_affinity: str = ""
+
+
+TOPOLOGY_BONUS = 0.1
+"""Share of a candidate's value that keeping a topology wish adds."""
 
 
 class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,6 +109,8 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy: str
     candidates: tuple[Candidate, ...]
     classes: tuple[NodeClass, ...]
+    """With victims also nodes that have nothing free, where a victim is on them."""
+    victims: tuple[Victim, ...] = ()
 
 
 class SolveStatus(enum.StrEnum):
@@ -85,6 +130,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
     workers: tuple[tuple[str, int], ...]
     """((node_id, GPUs of the worker), ...); for shares GPUs is 1."""
     score: float = 0.0
+    after: tuple[str, ...] = ()
+    """Placement ids of the victims that have to make room before it can start; empty: it starts at once."""
 
 
 class Solution(Struct, frozen=True, kw_only=True, omit_defaults=True):

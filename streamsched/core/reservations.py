@@ -7,50 +7,74 @@ used, so that the wait ends at the latest when the runs that are on them have en
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from .inventory import capability_of, remainder_fits_when_empty, slots_when_empty
+from .capability import capability_of
 from .model import Job, JobSpec
 from .node import Node
+from .room import allows, domain_of, remainder_fits, required_level, slots, wants_one_type
 
 
 def choose_nodes(job: Job, nodes: Iterable[Node], reserved: Mapping[str, str]) -> tuple[str, ...]:
     """Nodes on which the whole gang fits once they are empty, those with most room now first; () when there are none.
 
-    `reserved`: node -> job that it is reserved for already. Nodes that refused the job come last. Topology wishes are
-    not looked at.
+    `reserved`: node -> job that it is reserved for already. Nodes that refused the job come last. All are of one type
+    and in one domain where the job needs that: of several such choices the one with most room now. Topology wishes
+    that are not required are not looked at.
     """
     spec = job.spec
-    usable = [
-        node
-        for node in nodes
-        if node.usable and node.node_id not in reserved and (not spec.gpu_types or node.spec.gpu_type in spec.gpu_types)
-    ]
-    usable.sort(key=lambda node: (node.node_id in job.refused_by, -node.free_gpus(), node.node_id))
+    usable = [node for node in nodes if node.usable and node.node_id not in reserved]
+    choices = [chosen for group in _groups(usable, spec) if (chosen := _choose_among(job, group))]
+    return tuple(sorted(node.node_id for node in min(choices, key=lambda chosen: _wait_for(job, chosen), default=())))
+
+
+def _wait_for(job: Job, chosen: list[Node]) -> tuple[int, int, int, str]:
+    """Ascending: how many refused it, how many devices have to drain, how many are left beside it, the first's name."""
+    refused = sum(node.node_id in job.refused_by for node in chosen)
+    capacity = sum(node.record.capacity for node in chosen)
+    busy = capacity - sum(node.free_gpus() for node in chosen)
+    return refused, busy, capacity, min(node.node_id for node in chosen)
+
+
+def _groups(nodes: Iterable[Node], spec: JobSpec) -> list[list[Node]]:
+    """Nodes that it may use; where all its workers need one type or one domain, such nodes together."""
+    level, one_type = required_level(spec), wants_one_type(spec)
+    groups: dict[tuple[str, str], list[Node]] = {}
+    for node in nodes:
+        domain = domain_of(level, node.spec, node.node_id) if level else ""
+        if allows(spec, node.spec.gpu_type) and (domain or not level):
+            groups.setdefault((domain, node.spec.gpu_type if one_type else ""), []).append(node)
+    return list(groups.values())
+
+
+def _choose_among(job: Job, group: list[Node]) -> list[Node]:
+    spec = job.spec
+    group.sort(key=lambda node: (node.node_id in job.refused_by, -node.free_gpus(), node.node_id))
     chosen: dict[str, int] = {}
     left = spec.workers
-    for node in usable:
-        slots = min(left, slots_when_empty(capability_of(node), spec))
-        if slots:
-            chosen[node.node_id] = slots
-            left -= slots
+    for node in group:
+        taken = min(left, slots(capability_of(node).room(), spec))
+        if taken:
+            chosen[node.node_id] = taken
+            left -= taken
         if not left:
             break
     if left:
-        return ()
+        return []
     if spec.remainder_gpus:
-        room = _room_for_remainder(spec, usable, chosen)
+        room = _room_for_remainder(spec, group, chosen)
         if room is None:
-            return ()
+            return []
         chosen.setdefault(room, 0)
-    return tuple(sorted(chosen))
+    return [node for node in group if node.node_id in chosen]
 
 
-def _room_for_remainder(spec: JobSpec, usable: Iterable[Node], chosen: Mapping[str, int]) -> str | None:
+def _room_for_remainder(spec: JobSpec, group: Iterable[Node], chosen: Mapping[str, int]) -> str | None:
     """A node with room for the smaller worker, rather one that is chosen already."""
-    for node in sorted(usable, key=lambda node: node.node_id not in chosen):
-        if remainder_fits_when_empty(capability_of(node), spec, chosen.get(node.node_id, 0)):
+    for node in sorted(group, key=lambda node: node.node_id not in chosen):
+        if remainder_fits(capability_of(node).room(), spec, chosen.get(node.node_id, 0)):
             return node.node_id
     return None
 
@@ -58,21 +82,22 @@ def _room_for_remainder(spec: JobSpec, usable: Iterable[Node], chosen: Mapping[s
 def lay_out(spec: JobSpec, nodes: Iterable[Node]) -> tuple[tuple[str, int], ...] | None:
     """((node, GPUs), ...) for all workers on what these nodes have free now, None when the gang does not fit yet."""
     ordered = sorted(nodes, key=attrgetter("node_id"))
+    layouts = (_lay_out_among(spec, group) for group in _groups(ordered, spec))
+    return next((workers for workers in layouts if workers is not None), None)
+
+
+def _lay_out_among(spec: JobSpec, group: Iterable[Node]) -> tuple[tuple[str, int], ...] | None:
+    rooms = {node.node_id: node.room() for node in group}
     workers: list[tuple[str, int]] = []
-    held = dict.fromkeys((node.node_id for node in ordered), (0, 0))
-    for gpus, count in spec.chunks():
-        left = count
-        for node in ordered:
-            while left and _fits_beside(node, spec, gpus, *held[node.node_id]):
-                taken_gpus, taken_workers = held[node.node_id]
-                held[node.node_id] = (taken_gpus + gpus, taken_workers + 1)
-                workers.append((node.node_id, gpus))
-                left -= 1
-        if left:
+    for node_id, room in rooms.items():
+        workers += [(node_id, spec.gpus_per_worker)] * min(spec.workers - len(workers), slots(room, spec))
+    if len(workers) < spec.workers:
+        return None
+    if spec.remainder_gpus:
+        full = Counter(node_id for node_id, _ in workers)
+        with_room = (node_id for node_id, room in rooms.items() if remainder_fits(room, spec, full[node_id]))
+        rest = next(with_room, None)
+        if rest is None:
             return None
+        workers.append((rest, spec.remainder_gpus))
     return tuple(workers)
-
-
-def _fits_beside(node: Node, spec: JobSpec, gpus: int, taken_gpus: int, taken_workers: int) -> bool:
-    workers = taken_workers + 1
-    return node.fits(taken_gpus + gpus, spec.gpu_milli, spec.cpu_milli * workers, spec.memory_mib * workers)

@@ -6,22 +6,36 @@ A window is a pure question about the state; nothing here changes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from .inventory import Request, request_kind
-from .model import WHOLE_GPU, Job, JobSpec
-from .problem import Candidate, NodeClass, Problem
+from .chances import Chances
+from .model import WHOLE_GPU, Job
+from .preemption import (
+    choose_victims,
+    classes_after,
+    classes_soon,
+    full_classes,
+    possible_victims,
+    priority,
+    takes_whole_devices,
+)
+from .problem import Candidate, Problem, Victim
+from .room import wants_one_type
 
 if TYPE_CHECKING:
     from .cluster import ClusterState
 
 
 class Ranker(Protocol):
-    """A priority rule. `scores` returns one finite number per job, higher first; ties go by order of arrival."""
+    """A priority rule. `scores` returns one finite number per job, higher first; ties go by order of arrival.
+
+    Where runs may be preempted for jobs with better scores, it is asked for their jobs beside the waiting ones.
+    """
 
     @property
     def name(self) -> str: ...
@@ -44,63 +58,110 @@ class Window(Struct, frozen=True):
     ranking: tuple[Ranked, ...]
 
 
-def rank(state: ClusterState, ranker: Ranker, now: float) -> list[tuple[float, Job]]:
-    """All queued jobs, best first: by priority class, then score, then order of arrival."""
-    jobs = state.queued_jobs()
+def rank(state: ClusterState, ranker: Ranker, now: float, running: Sequence[Job] = ()) -> list[tuple[float, Job]]:
+    """All queued jobs and these, best first: by priority class, then score, then order of arrival."""
+    jobs = [*state.queued_jobs(), *running]
     scores = ranker.scores(jobs, state, now)
     return sorted(zip(scores, jobs, strict=True), key=lambda item: (-priority(state, item[1]), -item[0], item[1].seq))
 
 
 def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Window:
-    """The window's problem: the first `config.window_jobs` ranked jobs that could start now if they were alone."""
-    chooser = _Chooser(state, now)
+    """The window's problem: the first `config.window_jobs` ranked jobs that could start now if they were alone.
+
+    Alone means: also without the runs that they may take the place of.
+    """
+    order, levels, victims = _order(state, ranker, now)
+    chooser = _Chooser(state, now, levels, victims)
     ranking: list[Ranked] = []
-    for score, job in rank(state, ranker, now):
+    for score, job in order:
         reason = chooser.why_not(job)
         if not reason:
             chooser.choose(score, job)
         ranking.append(Ranked(job.spec.job_id, score, reason))
     chosen = chooser.chosen
+    victims = chooser.victims_of_chosen()
+    values, costs = _values(state, [job for _, job in chosen], victims)
     problem = Problem(
         pool=state.pool,
         window=number,
         now=now,
         policy=ranker.name,
         candidates=tuple(
-            _candidate(job, score, value, avoided(state, job, now))
-            for (score, job), value in zip(chosen, _values(state, chosen), strict=True)
+            _candidate(job, score, value, avoided(state, job, now), chooser.level(job))
+            for (score, job), value in zip(chosen, values, strict=True)
         ),
-        classes=chooser.classes if chosen else (),
+        classes=chooser.classes + full_classes(state, victims) if chosen else (),
+        victims=tuple(replace(victim, cost=cost) for victim, cost in zip(victims, costs, strict=True)),
     )
     return Window(problem, tuple(ranking))
+
+
+def _order(
+    state: ClusterState, ranker: Ranker, now: float
+) -> tuple[list[tuple[float, Job]], dict[str, int], tuple[Victim, ...]]:
+    """The queue in order; levels by job id and the victims in ascending order of level, both empty without victims."""
+    runs = possible_victims(state, now)
+    if not runs:
+        return rank(state, ranker, now), {}, ()
+    queued = state.queued_jobs()
+    running = [state.jobs[run.job_id] for run in runs]
+    if state.config.preempt == "score":
+        ranked = rank(state, ranker, now, running)
+        places = {key: level for level, key in enumerate(sorted({_rank_key(state, item) for item in ranked}))}
+        levels = {item[1].spec.job_id: places[_rank_key(state, item)] for item in ranked}
+        apart = {job.spec.job_id for job in running}
+        order = [item for item in ranked if item[1].spec.job_id not in apart]
+    else:
+        order = rank(state, ranker, now)
+        levels = {job.spec.job_id: priority(state, job) for job in [*queued, *running]}
+    return order, levels, choose_victims(state, runs, queued, levels, now)
+
+
+def _rank_key(state: ClusterState, item: tuple[float, Job]) -> tuple[int, float]:
+    """Higher is better; those with equal keys are equal and do not take each other's place."""
+    score, job = item
+    return priority(state, job), score
 
 
 class _Chooser:
     """Takes candidates in rank order until the window is full."""
 
-    def __init__(self, state: ClusterState, now: float) -> None:
+    def __init__(self, state: ClusterState, now: float, levels: Mapping[str, int], victims: tuple[Victim, ...]) -> None:
         self._state = state
         self._now = now
+        self._levels = levels
+        self._victims = victims
+        """In ascending order of level."""
         self.classes = state.inventory.classes_without(state.reserved)
-        self._chances = _Chances(self.classes)
-        self._chances_without: dict[tuple[str, ...], _Chances] = {}
+        self._chances = Chances(self.classes)
+        self._chances_without: dict[tuple[str, ...], Chances] = {}
+        self._chances_after: dict[tuple[int, tuple[str, ...]], Chances] = {}
+        """By the number of victims that have gone and the nodes to avoid."""
+        soon = classes_soon(state, now) if victims else ()
+        self._chances_soon = Chances(soon) if soon else None
         self._planned: dict[str, int] = {}
         self.chosen: list[tuple[float, Job]] = []
 
     def why_not(self, job: Job) -> str:
         """Empty when the job can be a candidate."""
         state, spec = self._state, job.spec
+        if job.awaits:
+            return job.reason
         if job.not_before > self._now:
             return f"backoff: {job.reason or 'refused'}"
         if len(self.chosen) == state.config.window_jobs:
             return f"outranked: {len(self.chosen)} jobs are ahead in this window"
         # Candidates of one tenant could all be placed: together they must stay within its quota.
         left = state.quota_left(spec.tenant, job) - self._planned.get(spec.tenant, 0)
-        if left < spec.total_gpu_milli:
+        if left < state.inventory.most_milli(spec):
             return f"quota: tenant {spec.tenant} may hold {max(0.0, left) / WHOLE_GPU:g} more GPUs"
         reason = self._chances.why_not(spec) or self._why_not_elsewhere(job)
+        if reason and self._could_take_room(job):
+            return ""
         if reason and job.reservation:
             return f"reserved: {len(job.reservation)} nodes are kept free for it and drain"
+        if reason and self._victims and self._could_start_soon(job):
+            return f"room is being made: {reason}"
         return reason
 
     def _why_not_elsewhere(self, job: Job) -> str:
@@ -108,20 +169,49 @@ class _Chooser:
         avoid = avoided(self._state, job, self._now)
         if avoid and avoid not in self._chances_without:
             classes = self._state.inventory.classes_without({*self._state.reserved, *avoid})
-            self._chances_without[avoid] = _Chances(classes)
+            self._chances_without[avoid] = Chances(classes)
         if not avoid or not self._chances_without[avoid].why_not(job.spec):
             return ""
         return f"refused lately by {', '.join(avoid[:5])}: no other node has room now"
 
+    def _could_take_room(self, job: Job) -> bool:
+        """Whether it could start if all victims that it may take the place of had gone."""
+        count = self._below(job)
+        if not count:
+            return False
+        key = count, avoided(self._state, job, self._now)
+        if key not in self._chances_after:
+            self._chances_after[key] = Chances(classes_after(self._state, self._victims[:count], key[1]))
+        return not self._chances_after[key].why_not(job.spec)
+
+    def _could_start_soon(self, job: Job) -> bool:
+        """Whether runs that are leaving already make room enough."""
+        return self._chances_soon is not None and not self._chances_soon.why_not(job.spec)
+
+    def level(self, job: Job) -> int:
+        """At that of the lowest victim it may take nobody's place."""
+        if not self._victims:
+            return 0
+        if not takes_whole_devices(job.spec) or self._could_start_soon(job):
+            return self._victims[0].level
+        return self._levels[job.spec.job_id]
+
+    def _below(self, job: Job) -> int:
+        """How many of the victims the job may take the place of; those are the first ones."""
+        return bisect_left(self._victims, self.level(job), key=_level_of)
+
+    def victims_of_chosen(self) -> tuple[Victim, ...]:
+        """Those that some candidate may take the place of."""
+        return self._victims[: max((self._below(job) for _, job in self.chosen), default=0)]
+
     def choose(self, score: float, job: Job) -> None:
         self.chosen.append((score, job))
         tenant = job.spec.tenant
-        self._planned[tenant] = self._planned.get(tenant, 0) + job.spec.total_gpu_milli
+        self._planned[tenant] = self._planned.get(tenant, 0) + self._state.inventory.most_milli(job.spec)
 
 
-def priority(state: ClusterState, job: Job) -> int:
-    """Number of the job's priority class; a name that is not configured counts as 0."""
-    return state.config.priority_classes.get(job.priority_class or job.spec.priority_class, 0)
+def _level_of(victim: Victim) -> int:
+    return victim.level
 
 
 def avoided(state: ClusterState, job: Job, now: float) -> tuple[str, ...]:
@@ -131,28 +221,47 @@ def avoided(state: ClusterState, job: Job, now: float) -> tuple[str, ...]:
     return job.refused_by if state.inventory.holds_without(job.spec, job.refused_by) else ()
 
 
-def _values(state: ClusterState, chosen: Sequence[tuple[float, Job]]) -> list[float]:
-    """What placing each is worth, in rank order.
+def _values(
+    state: ClusterState, chosen: Sequence[Job], victims: Sequence[Victim] = ()
+) -> tuple[list[float], list[float]]:
+    """What placing each is worth, in rank order, and what stopping each victim costs.
 
     Per GPU the first of the window is worth twice the last, so that filling the cluster comes first and the order
-    decides between jobs that compete for the same GPUs. Any job of a higher priority class is worth more than all of
-    the lower classes together.
+    decides between jobs that compete for the same GPUs. A victim counts as the first of its class would, and more by
+    what it loses. Any job of a higher priority class, waiting or running, is worth more than all of the lower classes
+    together.
     """
     count = len(chosen)
-    values = [
-        max(1, job.spec.total_gpu_milli) / WHOLE_GPU * (2.0 - place / count) for place, (_, job) in enumerate(chosen)
-    ]
+    values = [max(1, job.spec.total_gpu_milli) / WHOLE_GPU * (2.0 - place / count) for place, job in enumerate(chosen)]
+    costs = [victim.cost for victim in victims]
+    classes = [priority(state, job) for job in chosen]
+    classes_of_victims = [priority(state, state.jobs[victim.job_id]) for victim in victims]
     below = 0.0
-    for _, places in groupby(reversed(range(count)), key=lambda place: priority(state, chosen[place][1])):
-        block = list(places)
-        scale = max(1.0, (below + 1.0) / min(values[place] for place in block)) if below else 1.0
-        for place in block:
+    for number in sorted({*classes, *classes_of_victims}):
+        places = [place for place, own in enumerate(classes) if own == number]
+        stops = [place for place, own in enumerate(classes_of_victims) if own == number]
+        first = 2.0 - sum(own > number for own in classes) / count
+        for place in stops:
+            costs[place] *= first
+        block = [*(values[place] for place in places), *(costs[place] for place in stops)]
+        scale = max(1.0, (below + 1.0) / min(block)) if below else 1.0
+        for place in places:
             values[place] *= scale
-        below += math.fsum(values[place] for place in block)
-    return values
+        for place in stops:
+            costs[place] *= scale
+        below += math.fsum(scale * worth for worth in block)
+    return values, costs
 
 
-def _candidate(job: Job, score: float, value: float, avoid_nodes: tuple[str, ...]) -> Candidate:
+def _candidate(
+    job: Job,
+    score: float,
+    value: float,
+    avoid_nodes: tuple[str, ...],
+    level: int,
+    learned: Mapping[str, float] | None = None,
+) -> Candidate:
+    """`learned`: GPU type -> speed, for the types of which the job itself does not say it."""
     spec = job.spec
     return Candidate(
         job_id=spec.job_id,
@@ -162,67 +271,14 @@ def _candidate(job: Job, score: float, value: float, avoid_nodes: tuple[str, ...
         score=score,
         gpu_milli=spec.gpu_milli,
         gpu_types=spec.gpu_types,
+        one_type=wants_one_type(spec),
+        speeds=tuple(sorted({**(learned or {}), **spec.speeds}.items())),
+        gpu_memory_mib=spec.gpu_memory_mib,
+        mig_profile=spec.mig_profile,
         cpu_milli=spec.cpu_milli,
         memory_mib=spec.memory_mib,
+        topology=spec.topology,
+        anti_affinity=spec.anti_affinity,
         avoid_nodes=avoid_nodes,
+        level=level,
     )
-
-
-class _Chances:
-    """Whether a job could start if it were alone, asked once per kind of request.
-
-    Exact, since what could not start would only take the place of another job in the window.
-    """
-
-    def __init__(self, classes: Sequence[NodeClass]) -> None:
-        self._classes = classes
-        self._known: dict[Request, str] = {}
-
-    def why_not(self, spec: JobSpec) -> str:
-        """Empty when it could start; else which resource is short."""
-        kind = request_kind(spec)
-        if kind not in self._known:
-            self._known[kind] = self._ask(spec)
-        return self._known[kind]
-
-    def _ask(self, spec: JobSpec) -> str:
-        classes = [c for c in self._classes if not spec.gpu_types or c.gpu_type in spec.gpu_types]
-        slots = sum(len(c.node_ids) * _slots(c, spec) for c in classes)
-        beside = slots > spec.workers or any(_remainder_fits(c, spec) for c in classes)
-        if slots >= spec.workers and (beside or not spec.remainder_gpus):
-            return ""
-        free = sum(len(c.node_ids) * c.free_gpus for c in classes)
-        more = f" and 1 x {spec.remainder_gpus}" if spec.remainder_gpus else ""
-        types = " or ".join(spec.gpu_types) or "any type"
-        return (
-            f"gpus: {spec.workers} x {spec.gpus_per_worker}{more} of {types} needed, "
-            f"room now for {slots} ({free} GPUs free)"
-        )
-
-
-def _slots(node_class: NodeClass, spec: JobSpec) -> int:
-    """Workers of the job that one node of the class takes now."""
-    if spec.gpu_milli < WHOLE_GPU:
-        slots = node_class.free_gpus * (WHOLE_GPU // spec.gpu_milli)
-        slots += sum(share // spec.gpu_milli for share in node_class.shares)
-    else:
-        slots = node_class.free_gpus // spec.gpus_per_worker
-    for free, wanted in _limits(node_class, spec):
-        slots = min(slots, free // wanted)
-    return slots
-
-
-def _remainder_fits(node_class: NodeClass, spec: JobSpec) -> bool:
-    """Whether the smaller worker fits on a node of the class beside as many full ones as it takes."""
-    used = _slots(node_class, spec)
-    return node_class.free_gpus - used * spec.gpus_per_worker >= spec.remainder_gpus and all(
-        free - used * wanted >= wanted for free, wanted in _limits(node_class, spec)
-    )
-
-
-def _limits(node_class: NodeClass, spec: JobSpec) -> Iterator[tuple[int, int]]:
-    """(free, wanted per worker) of cpu and memory where the node has a limit and the job a wish."""
-    if node_class.free_cpu_milli >= 0 and spec.cpu_milli:
-        yield node_class.free_cpu_milli, spec.cpu_milli
-    if node_class.free_memory_mib >= 0 and spec.memory_mib:
-        yield node_class.free_memory_mib, spec.memory_mib

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamsched.core.inventory import Capability, why_never
-from streamsched.core.model import WHOLE_GPU, JobSpec
+from streamsched.core.capability import Capabilities, Capability
+from streamsched.core.model import WHOLE_GPU, JobSpec, TopologyLevel
 
 _KINDS_MAX = 64
 ANY_TYPE = ""
@@ -24,6 +23,9 @@ class NodeKind(Struct, frozen=True, array_like=True):
     cpu_milli: int
     memory_mib: int
     nodes: int
+    gpu_memory_mib: int = 0
+    """Of one device; 0: not declared."""
+    mig: str = ""
 
 
 class PoolSummary(Struct, frozen=True, kw_only=True):
@@ -43,9 +45,13 @@ class PoolSummary(Struct, frozen=True, kw_only=True):
     policy: str = ""
 
     def could_hold(self, spec: JobSpec) -> bool:
-        """Whether the pool's nodes could hold the job if they were empty."""
-        kinds = Counter({(k.gpu_type, k.gpus, k.cpu_milli, k.memory_mib): k.nodes for k in self.kinds})
-        return why_never(kinds, spec) is None
+        """Whether the pool's nodes could hold the job if they were empty, were they all in one topology domain."""
+        nodes = Capabilities()
+        for k in self.kinds:
+            nodes.total[Capability(k.gpu_type, k.gpus, k.cpu_milli, k.memory_mib, k.gpu_memory_mib, k.mig)] += k.nodes
+        if spec.topology is not None and spec.topology.level is not TopologyLevel.NODE:
+            spec = replace(spec, topology=None)  # domains are not told to the outside
+        return nodes.why_never(spec) is None
 
     def with_queued(self, spec: JobSpec) -> PoolSummary:
         """With one more job in the queue."""
@@ -78,19 +84,28 @@ def node_kinds(capabilities: Mapping[Capability, int]) -> tuple[NodeKind, ...]:
         kinds = _joined(kinds, by_gpus=True)
     if len(kinds) > _KINDS_MAX:
         kinds = _joined(kinds, by_gpus=False)
-    most = sorted(kinds.items(), key=lambda item: (-item[0][1] * item[1], item[0]))[:_KINDS_MAX]
-    return tuple(NodeKind(*capability, nodes) for capability, nodes in sorted(most))
+    most = sorted(kinds.items(), key=lambda item: (-item[0].gpus * item[1], item[0]))[:_KINDS_MAX]
+    return tuple(
+        NodeKind(c.gpu_type, c.gpus, c.cpu_milli, c.memory_mib, n, c.gpu_memory_mib, c.mig) for c, n in sorted(most)
+    )
 
 
 def _joined(kinds: Mapping[Capability, int], by_gpus: bool) -> dict[Capability, int]:
-    groups: dict[tuple[str, int], list[Capability]] = {}
+    groups: dict[tuple[str, str, int], list[Capability]] = {}
     for kind in kinds:
-        groups.setdefault((kind[0], kind[1] if by_gpus else 0), []).append(kind)
+        groups.setdefault((kind.gpu_type, kind.mig, kind.gpus if by_gpus else 0), []).append(kind)
     joined: dict[Capability, int] = {}
-    for (gpu_type, _), members in groups.items():
-        gpus = max(kind[1] for kind in members)
-        total = sum(kind[1] * kinds[kind] for kind in members)
-        best = (gpu_type, gpus, _most(kind[2] for kind in members), _most(kind[3] for kind in members))
+    for (gpu_type, mig, _), members in groups.items():
+        gpus = max(kind.gpus for kind in members)
+        total = sum(kind.gpus * kinds[kind] for kind in members)
+        best = Capability(
+            gpu_type=gpu_type,
+            gpus=gpus,
+            cpu_milli=_most(kind.cpu_milli for kind in members),
+            memory_mib=_most(kind.memory_mib for kind in members),
+            gpu_memory_mib=max(kind.gpu_memory_mib for kind in members),
+            mig=mig,
+        )
         joined[best] = -(-total // gpus) if gpus else sum(kinds[kind] for kind in members)
     return joined
 

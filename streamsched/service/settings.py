@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Self, get_type_hints
+from typing import Any, Final, Literal, Self, get_origin, get_type_hints
 
 import msgspec
 
@@ -142,6 +142,9 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "reserve_after_s": (0, 366 * _DAY_S),
     "reservations_max": (1, 1000),
     "usage_half_life_s": (1, 3660 * _DAY_S),
+    "preempt_interval_s": (0, 30 * _DAY_S),
+    "preempt_victims_max": (1, 1000),
+    "restart_s": (0, _DAY_S),
     "lost_grace_s": (0, 30 * _DAY_S),
 }
 """Least and largest value of each number. Beyond them lie a Kafka that refuses the group, sums that overflow, and waits
@@ -210,7 +213,7 @@ def _parsed(where: str, name: str, text: str, kind: Any) -> Any:
     value: Any = text
     if kind == tuple[str, ...]:
         value = [word.strip() for word in text.split(",") if word.strip()]
-    elif kind not in (str, int, float):
+    elif kind not in (str, int, float) and get_origin(kind) is not Literal:
         try:
             value = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -231,6 +234,8 @@ def _checked(what: str, name: str, value: Any, kind: Any, strict: bool) -> Any:
         converted = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise UserError(f"{what}: {error}") from None
+    if get_origin(kind) is Literal:
+        return converted
     if name in BOUNDS:
         _check_bounds(what, "", converted, BOUNDS[name])
     elif name in _CHOICES:

@@ -44,8 +44,8 @@ def _demand(state: ClusterState) -> dict[str, int]:
 def _summary(state: ClusterState, now: float, demand: dict[str, int]) -> PoolSummary:
     free: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    for (gpu_type, gpus, _, _), nodes in state.inventory.capabilities.items():
-        total[gpu_type] += gpus * nodes
+    for capability, nodes in state.inventory.capabilities.total.items():
+        total[capability.gpu_type] += capability.gpus * nodes
     for node_class in state.inventory.classes():
         free[node_class.gpu_type] += node_class.free_gpus * len(node_class.node_ids)
     return PoolSummary(
@@ -56,6 +56,6 @@ def _summary(state: ClusterState, now: float, demand: dict[str, int]) -> PoolSum
         gpus=dict(total),
         free_gpus=dict(free),
         queued_gpu_milli=demand,
-        kinds=node_kinds(state.inventory.capabilities),
+        kinds=node_kinds(state.inventory.capabilities.total),
         policy=state.config.policy,
     )

@@ -18,6 +18,7 @@ from streamsched.bus import codec
 from streamsched.bus import messages as m
 from streamsched.bus.codec import Refused
 from streamsched.bus.samples import SAMPLES
+from streamsched.core import mig
 from streamsched.core.model import TopologyLevel
 
 TOPICS = Path(__file__).parents[2] / "topics"
@@ -129,7 +130,8 @@ def test_what_is_taken_becomes_events(case: tuple[str, Any]) -> None:
 # ── the schema says the same ─────────────────────────────────────────────────────────────────────────────────────────
 
 BEYOND_SCHEMA = re.compile(
-    r"\$\.(arrival\.)?(remainder_gpus|elastic)|at most \d+ GPUs|from 1970|RFC3339|base64|out of range|got `float`"
+    r"\$\.(arrival\.)?(remainder_gpus|elastic|speeds|anti_affinity|mig\b)|at most \d+ GPUs|from 1970|RFC3339|base64"
+    r"|out of range|got `float`"
 )
 
 
@@ -168,22 +170,31 @@ optional_seconds = st.none() | st.floats(0, 1e10)
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> m.JobArrival:
-    share = draw(st.none() | st.floats(0.001, 0.999))
+    kind = draw(st.sampled_from(["whole", "share", "memory", "share and memory", "mig"]))
+    share = draw(st.floats(0.001, 0.999)) if kind.startswith("share") else None
     workers = draw(st.integers(1, 100))
     gpus_per_worker = draw(st.integers(1, 64))
+    gpu_types = tuple(draw(st.lists(ids, max_size=3)))
+    typed = st.sampled_from(gpu_types) if gpu_types else ids
+    topology = st.builds(m.Topology, level=st.sampled_from(list(TopologyLevel)[1:]), required=st.booleans())
     return m.JobArrival(
         job_id=draw(ids),
         submitted_at=draw(times),
-        gpus_per_worker=gpus_per_worker if share is None else None,
+        gpus_per_worker=gpus_per_worker if kind == "whole" else None,
         gpu_fraction=share,
+        gpu_memory_mib=draw(st.integers(1, 2**50)) if kind.endswith("memory") else 0,
+        mig_profile=draw(st.sampled_from(["1g.5gb", "3g.20gb", "9g.90gb"])) if kind == "mig" else None,
         workers=workers,
-        remainder_gpus=draw(st.integers(0, gpus_per_worker - 1)) if share is None else 0,
-        gpu_types=tuple(draw(st.lists(ids, max_size=3))),
+        remainder_gpus=draw(st.integers(0, gpus_per_worker - 1)) if kind == "whole" else 0,
+        gpu_types=gpu_types,
+        mixed_types=draw(st.booleans()),
+        speeds=draw(st.dictionaries(typed, st.floats(0, 1e6, exclude_min=True), max_size=3)),
+        anti_affinity=draw(st.none() | ids),
         cpu_milli=draw(st.integers(0, 2**50)),
         memory_mib=draw(st.integers(0, 2**50)),
         tenant=draw(ids),
         pool=draw(st.none() | ids),
-        topology=draw(st.none() | st.builds(m.Topology, level=st.sampled_from(TopologyLevel), required=st.booleans())),
+        topology=draw(st.none() | topology),
         weight=draw(st.floats(0, 1e9, exclude_min=True)),
         estimate_s=draw(optional_seconds),
         preemptible=draw(st.booleans()),
@@ -210,7 +221,7 @@ def test_a_share_is_off_by_half_a_thousandth_at_most(job: m.JobArrival) -> None:
     if job.gpu_fraction is not None:
         assert abs(spec.gpu_milli / 1000 - job.gpu_fraction) <= 0.0005 + 1e-12
     else:
-        assert spec.gpu_milli == 1000
+        assert spec.gpu_milli == mig.MILLI.get(spec.mig_profile, 1000)
 
 
 @given(ids, ids, ids, times, st.none() | st.floats(0, 1), st.none() | st.integers(0, 2**50))

@@ -22,8 +22,8 @@ from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.instructions import Instruction, Place, Preempt, Revoke, SolveWindow
-from streamsched.core.model import TERMINAL, WHOLE_GPU, Allocation, JobSpec, JobState, NodeSpec
-from streamsched.core.problem import Problem
+from streamsched.core.model import TERMINAL, WHOLE_GPU, Allocation, Job, JobSpec, JobState, NodeSpec, Run, RunState
+from streamsched.core.problem import Assignment, Problem, Solution, SolveStatus
 from streamsched.core.tenants import TenantPolicy
 from streamsched.policy.rules import FairShare, FirstComeFirstServed, Smallest
 
@@ -42,14 +42,22 @@ CONFIG = SchedulerConfig(
     reserve_after_s=30.0,
     reservations_max=2,
     usage_half_life_s=100.0,
+    preempt_interval_s=2.0,
+    preempt_victims_max=4,
     tenants={"small": TenantPolicy(quota_gpus=2.5), "big": TenantPolicy(weight=3.0, quota_gpus=5.0)},
 )
+CLASSES = CONFIG.priority_classes
+MAKES_ROOM = "makes room for job "
 TENANTS = ["default", "default", "small", "big"]
 
 
 def quota_of(tenant: str) -> float:
     policy = CONFIG.tenants.get(tenant)
     return math.inf if policy is None or policy.quota_gpus is None else policy.quota_gpus * WHOLE_GPU
+
+
+def _class_of(job: Job) -> int:
+    return CLASSES.get(job.priority_class or job.spec.priority_class, 0)
 
 
 class Books:
@@ -115,15 +123,17 @@ class CoreMachine(RuleBasedStateMachine):
     @initialize(
         ranker=st.sampled_from([FirstComeFirstServed(), Smallest(), FairShare()]),
         gangs=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2), st.booleans()), min_size=1, max_size=5),
+        preempt=st.sampled_from(["off", "class", "class", "score"]),
     )
-    def begin(self, ranker: Any, gangs: list[tuple[int, int, bool]]) -> None:
+    def begin(self, ranker: Any, gangs: list[tuple[int, int, bool]], preempt: Any) -> None:
         """A pool at work: what goes wrong is most often met with runs under way."""
-        self.state = ClusterState("p", CONFIG, ranker)
-        self.send(ev.EpochStarted(epoch=1, config=CONFIG))
+        self.config = replace(CONFIG, preempt=preempt)
+        self.state = ClusterState("p", self.config, ranker)
+        self.send(ev.EpochStarted(epoch=1, config=self.config))
         for node_id, gpus in zip(NODES, (4, 4, 2), strict=False):
             self.send(ev.NodeJoined(spec=NodeSpec(node_id=node_id, gpu_type="V100", gpus=gpus)))
         for job_id, (gpus, workers, preemptible) in zip(JOBS, gangs, strict=False):
-            self.arrive(job_id, gpus, workers, 0, WHOLE_GPU, (), 0, preemptible, "normal", "default")
+            self.arrive(job_id, gpus, workers, 0, WHOLE_GPU, (), 0, preemptible, "low", "default")
         self.calm_moment()
 
     def send(self, event: ev.CoreEvent) -> list[Instruction]:
@@ -133,12 +143,14 @@ class CoreMachine(RuleBasedStateMachine):
         completed = self._in(JobState.COMPLETED)
         owned = {job.placement_id for job in self.state.jobs.values()}
         reserved = dict(self.state.reserved)
+        jobs, runs = dict(self.state.jobs), dict(self.state.runs)
         if self.twin is not None:
             self.twin.windows = self.state.windows  # each process numbers its own
         out = self.state.handle(event, self.now)
         self._journal(event, out)
         self._ask_twin(event, out)
         self._keep_off_reserved(event, out, reserved)
+        self._stop_for_others_as_agreed(event, out, jobs, runs)
         for job_id in self._in(JobState.COMPLETED) - completed:
             stopped_at = self.stopped_at.get(event.placement_id, event.time)
             assert event.placement_id not in owned or event.time <= stopped_at, job_id
@@ -184,7 +196,48 @@ class CoreMachine(RuleBasedStateMachine):
             if isinstance(event, ev.WindowSolved):
                 assert all(before.get(node_id, place.job_id) == place.job_id for node_id in nodes), place
             else:
-                assert place.why.policy == "reservation"
+                assert place.why.policy in ("reservation", "preemption")
+
+    def _stop_for_others_as_agreed(
+        self, event: ev.CoreEvent, out: list[Instruction], jobs: dict[str, Job], runs: dict[str, Run]
+    ) -> None:
+        """Who makes room may be asked to, ranks lower, and the room is enough and is kept. `jobs`, `runs`: before."""
+        for order in [i for i in out if isinstance(i, Preempt) and i.reason.startswith(MAKES_ROOM)]:
+            assert isinstance(event, ev.WindowSolved)
+            assert self.config.preempt != "off"
+            run, victim = runs[order.placement_id], jobs[order.job_id]
+            job = self.state.jobs[order.reason.removeprefix(MAKES_ROOM)]
+            assert victim.spec.preemptible
+            assert run.state is RunState.RUNNING
+            assert run.started_at is not None
+            assert self.state.now - run.started_at >= CONFIG.preempt_interval_s
+            assert not victim.preempted_at or self.state.now - victim.preempted_at >= CONFIG.preempt_interval_s
+            assert _class_of(victim) < _class_of(job) or (
+                self.config.preempt == "score" and _class_of(victim) == _class_of(job)
+            )
+            assert order.placement_id in job.awaits
+            self._has_room_then(job, job.awaits)
+            if not job.spec.remainder_gpus:
+                without = tuple(p for p in job.awaits if p != order.placement_id)
+                assert not self._would_fit(job, without), "stopped in vain"
+
+    def _has_room_then(self, job: Job, gone: tuple[str, ...]) -> None:
+        assert self._would_fit(job, gone), f"{job} would not fit once {gone} have gone"
+        assert all(self.state.inventory.nodes[node_id].usable for node_id in job.reservation)
+
+    def _would_fit(self, job: Job, gone: tuple[str, ...]) -> bool:
+        """Whether it fits on its nodes without these runs, by the books; for jobs without a smaller worker."""
+        left = [a for placement_id, held in self.books.held.items() if placement_id not in gone for a in held]
+        devices = Counter(node_id for node_id, _ in {(a.node_id, gpu) for a in left for gpu in a.gpus})
+        slots = 0
+        for node_id in job.reservation:
+            node = self.state.inventory.nodes[node_id]
+            room = (node.record.capacity - devices[node_id]) // job.spec.gpus_per_worker
+            if node.spec.cpu_milli and job.spec.cpu_milli:
+                cpu = node.spec.cpu_milli - sum(a.cpu_milli for a in left if a.node_id == node_id)
+                room = min(room, cpu // job.spec.cpu_milli)
+            slots += max(0, room)
+        return slots >= job.spec.workers
 
     def _in(self, state: JobState) -> set[str]:
         return {job_id for job_id, job in self.state.jobs.items() if job.state is state}
@@ -206,13 +259,15 @@ class CoreMachine(RuleBasedStateMachine):
             if placement_id in self.said_at and any(a.node_id not in self.silent_since for a in run.allocations):
                 assert self.said_at[placement_id] + CONFIG.lease_s >= now
         reserving = set(self.state.reserved.values())
-        assert len(reserving) <= CONFIG.reservations_max
+        overdue_ones = [job_id for job_id in reserving if not self.state.jobs[job_id].awaits]
+        assert len(overdue_ones) <= CONFIG.reservations_max
         if any(isinstance(i, Place) for i in out):
             return  # those made room for the next ones, who are looked at in the next window
         for job in self.state.queued_jobs():
+            assert not job.awaits or set(job.awaits) & self.state.runs.keys(), f"{job} waits for nobody"
             overdue = job.queued_at + (CONFIG.reserve_after_s - job.waited_s) <= now and job.not_before <= now
             may = self._pledged(job.spec.tenant, reserving) + job.spec.total_gpu_milli <= quota_of(job.spec.tenant)
-            if overdue and may and job.spec.job_id not in reserving and len(reserving) < CONFIG.reservations_max:
+            if overdue and may and job.spec.job_id not in reserving and len(overdue_ones) < CONFIG.reservations_max:
                 assert not self.state.inventory.holds_without(job.spec, self.state.reserved), job
 
     def _pledged(self, tenant: str, reserving: set[str]) -> int:
@@ -281,7 +336,7 @@ class CoreMachine(RuleBasedStateMachine):
         types=st.sampled_from([(), (), (), ("V100",), ("A100", "V100"), ("A100",)]),
         cpu=st.sampled_from([0, 0, 3]),
         preemptible=st.booleans(),
-        priority_class=st.sampled_from(["normal", "high", "?"]),
+        priority_class=st.sampled_from(["low", "normal", "high", "?"]),
         tenant=st.sampled_from(TENANTS),
     )
     def arrive(
@@ -317,6 +372,19 @@ class CoreMachine(RuleBasedStateMachine):
         assert bool(out) == (known is not None)
         if known is not None:
             assert self.state.jobs[job_id] is known
+
+    @precondition(lambda self: self.config.preempt != "off" and len(self.state.jobs) < len(JOBS))
+    @rule(gpus=st.sampled_from([1, 2, 3, 4]), workers=st.sampled_from([1, 1, 2]), answer=st.booleans())
+    def an_urgent_job_arrives(self, gpus: int, workers: int, answer: bool) -> None:
+        """While others have run for a while; perhaps those who are to make room do so at once."""
+        self.calm_moment()
+        job_id = next(job_id for job_id in JOBS if job_id not in self.state.jobs)
+        self.arrive(job_id, gpus, workers, 0, WHOLE_GPU, (), 0, False, "high", "default")
+        self.window(CONFIG.preempt_interval_s, True)
+        for placement_id in self.state.jobs[job_id].awaits if answer else ():
+            if self.truth[placement_id] == "running":
+                self.truth[placement_id] = "over"
+                self.send(ev.RunPreempted(**self._names(placement_id)))
 
     @rule(
         job_id=st.sampled_from(JOBS),
@@ -379,7 +447,10 @@ class CoreMachine(RuleBasedStateMachine):
         for ask in [i for i in out if isinstance(i, SolveWindow)] if solve else ():
             solution = first_fit(ask.problem)
             told = self.send(ev.WindowSolved(solution=solution))
-            assert [i.job_id for i in told if isinstance(i, Place)] == [a.job_id for a in solution.assignments]
+            at_once = [a.job_id for a in solution.assignments if not a.after]
+            assert [i.job_id for i in told if isinstance(i, Place)] == at_once
+            for assignment in solution.assignments:
+                assert self.state.jobs[assignment.job_id].awaits == assignment.after
 
     @rule()
     def calm_moment(self) -> None:
@@ -404,6 +475,26 @@ class CoreMachine(RuleBasedStateMachine):
         self.send(ev.WindowSolved(solution=replace(solution, assignments=solution.assignments[:part])))
         if not keep:
             self.questions.remove(problem)
+
+    @precondition(lambda self: self.config.preempt != "off" and self.books.held and self.state.waiting())
+    @rule(data=st.data(), jobs=st.integers(1, 3))
+    def bold_solution(self, data: st.DataObject, jobs: int) -> None:
+        """Whatever a solver may say about who is to make room for whom, where."""
+        waiting = st.sampled_from(self.state.queued_jobs())
+        runs = st.lists(st.sampled_from(sorted(self.books.held)), min_size=1, max_size=3)
+        node = st.sampled_from(NODES[:3])
+        assignments = []
+        for job in data.draw(st.lists(waiting, min_size=jobs, max_size=jobs), label="jobs"):
+            workers = [(data.draw(node), gpus) for gpus, count in job.spec.chunks() for _ in range(count)]
+            after = data.draw(runs, label="after")
+            held = [a.node_id for placement_id in after for a in self.books.held[placement_id]]
+            if data.draw(st.booleans(), label="where they are"):
+                workers = [(held[place % len(held)], gpus) for place, (_, gpus) in enumerate(workers)]
+            assignments.append(
+                Assignment(job_id=job.spec.job_id, attempt=job.attempt, workers=tuple(workers), after=tuple(after))
+            )
+        solution = Solution(window=1, status=SolveStatus.OPTIMAL, assignments=tuple(assignments))
+        self.send(ev.WindowSolved(solution=solution))
 
     @rule(seconds=st.sampled_from([-5.0, 5.0, 11.0, 11.0, 21.0, 300.0]))
     def time_jumps(self, seconds: float) -> None:
@@ -568,7 +659,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert stored(again) == stored(self.state)
         assert again.queued_jobs() == self.state.queued_jobs()
         self.state = again
-        self.send(ev.EpochStarted(epoch=self.state.epoch + 1, config=CONFIG))
+        self.send(ev.EpochStarted(epoch=self.state.epoch + 1, config=self.config))
 
     @rule()
     def another_process_looks_on(self) -> None:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 from loadgen.fleet import FleetOptions, NodeGroup
@@ -50,6 +50,8 @@ from .world import TRACE_KEPT, Faults, Violation, World
 
 HEAL_S_MAX = 400.0
 _LOOK_EVERY_S = 4.0
+_PREEMPT_SHARE = 0.4
+"""Of the seeds; drawn apart, so that the others are what they would be without."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,7 +139,7 @@ def draw(seed: int) -> Plan:
         faults_s=rng.uniform(15.0, 40.0),
         groups=_groups(rng),
         fleet=_fleet(rng, often),
-        config=_config(rng),
+        config=_config(rng, preempt="class" if Random(f"preempt {seed}").random() < _PREEMPT_SHARE else "off"),
         faults=faults,
         snapshot_every=rng.choice((5, 20, 80)),
         burst=rng.choice((0.0, 0.0, 0.5, 1.0)),
@@ -168,8 +170,11 @@ def _fleet(rng: Random, often: Any) -> FleetOptions:
     )
 
 
-def _config(rng: Random) -> SchedulerConfig:
+def _config(rng: Random, preempt: Literal["off", "class"]) -> SchedulerConfig:
     return SchedulerConfig(
+        preempt=preempt,
+        preempt_interval_s=1.0,
+        restart_s=1.0,
         policy=rng.choice(sorted(RULES)),
         lease_s=rng.choice((3.0, 6.0)),
         backoff_s=0.5,

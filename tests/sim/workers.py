@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from streamsched.bus.app import Input
 from streamsched.core.problem import Problem, Solution, SolveStatus
-from streamsched.placement.greedy import greedy
 from streamsched.policy import by_name
 from streamsched.service.letters import DeadLetters
 from streamsched.service.recovery import Fenced
@@ -28,6 +27,7 @@ from streamsched.service.scheduler import Scheduler
 from streamsched.service.settings import Settings
 from streamsched.store.job_index import JobIndex
 
+from . import evictions
 from .kafka import Producer, TopicPartition
 from .loop import Process
 from .redis import Client
@@ -99,7 +99,7 @@ class Worker:
         self._world.kill(self.name, f"{error}")
 
     async def _solve(self, problem: Problem) -> Solution:
-        """Greedy's answer, late, empty or not at all."""
+        """Greedy's answer, with evictions where runs may be stopped; late, empty or not at all."""
         world = self._world
         await world.hazard("solve")
         draw = world.rng.random() if world.faults.on else 1.0
@@ -111,7 +111,10 @@ class Worker:
         if draw < world.faults.broken_solve + world.faults.no_solve:
             return Solution(window=problem.window, status=SolveStatus.EMPTY)
         return Solution(
-            window=problem.window, status=SolveStatus.GREEDY, policy=problem.policy, assignments=greedy(problem)
+            window=problem.window,
+            status=SolveStatus.GREEDY,
+            policy=problem.policy,
+            assignments=evictions.solve(problem),
         )
 
     # ── consuming ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -107,6 +107,28 @@ def test_nothing_may_follow_the_object() -> None:
         (arrival(labels={"a": 1}), "$.labels"),
         (arrival(labels={str(i): "" for i in range(65)}), "$.labels"),
         (arrival(topology={"level": "planet"}), "$.topology.level"),
+        (arrival(speeds={"A": 0}), "$.speeds"),
+        (arrival(speeds={"A": -1.0}), "$.speeds"),
+        (arrival(speeds={"A": 1e7}), "$.speeds"),
+        (b'{"job_id":"j","submitted_at":1,"gpus_per_worker":1,"speeds":{"A":1e400}}', "$.speeds"),
+        (arrival(speeds={"A": 1.0, "B": 2.0}, gpu_types=["A"]), "B is not among `gpu_types` - at `$.speeds`"),
+        (arrival(gpu_memory_mib=-1), "$.gpu_memory_mib"),
+        (
+            arrival(gpu_memory_mib=8138),
+            "Not together with `gpus_per_worker`: it asks",
+        ),
+        (arrival(gpus_per_worker=None, gpu_memory_mib=1, remainder_gpus=1), "$.remainder_gpus"),
+        (arrival(mig_profile="1g.5gb"), "Not together with `gpus_per_worker`"),
+        (arrival(gpus_per_worker=None, gpu_fraction=0.5, mig_profile="1g.5gb"), "Not together with `gpu_fraction`"),
+        (arrival(gpus_per_worker=None, gpu_memory_mib=1, mig_profile="1g.5gb"), "Not together with `gpu_memory_mib`"),
+        (arrival(gpus_per_worker=None, mig_profile="1g.5gb", remainder_gpus=1), "$.remainder_gpus"),
+        (arrival(gpus_per_worker=None, mig_profile="small"), "$.mig_profile"),
+        (arrival(gpus_per_worker=None, mig_profile=""), "$.mig_profile"),
+        (arrival(anti_affinity=""), "$.anti_affinity"),
+        (
+            arrival(workers=2, anti_affinity="x", topology={"level": "node", "required": True}),
+            "Workers apart cannot all be on one node",
+        ),
     ],
 )
 def test_an_arrival_that_does_not_fit_is_invalid_and_says_where(raw: bytes, where: str) -> None:
@@ -338,3 +360,38 @@ def test_traceparent_comes_from_the_headers_when_it_may_be_one() -> None:
     assert codec.traceparent([("traceparent", b"\xff")]) is None
     assert codec.traceparent([("traceparent", b"x" * 129)]) is None
     assert codec.traceparent([]) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec"),
+    [
+        ({"gpu_memory_mib": 8138}, {"gpu_memory_mib": 8138}),
+        ({"gpu_memory_mib": 8138, "gpu_fraction": 0.25}, {"gpu_memory_mib": 8138, "gpu_milli": 250}),
+        ({"mig_profile": "3g.20gb", "workers": 2}, {"mig_profile": "3g.20gb", "gpu_milli": 428, "workers": 2}),
+        ({"mig_profile": "9g.90gb"}, {"mig_profile": "9g.90gb", "gpu_milli": 1000}),
+    ],
+    ids=["memory", "memory and fraction", "instance", "a profile of the future"],
+)
+def test_parts_of_a_device(fields: dict[str, object], spec: dict[str, object]) -> None:
+    asked = codec.decode_arrival(arrival(gpus_per_worker=None, **fields))
+    assert codec.job_spec(asked) == model.JobSpec(job_id="j", submitted_at=1.5, gpus_per_worker=1, **spec)
+
+
+def test_wishes_reach_the_core() -> None:
+    asked = codec.decode_arrival(
+        arrival(gpu_types=["A", "B"], mixed_types=True, speeds={"A": 2}, anti_affinity="db", workers=2)
+    )
+    spec = codec.job_spec(asked)
+    assert (spec.mixed_types, spec.speeds, spec.anti_affinity) == (True, {"A": 2.0}, "db")
+    assert not codec.job_spec(codec.decode_arrival(arrival())).mixed_types
+
+
+def test_a_node_says_its_devices_memory_and_mig() -> None:
+    joined = {"type": "joined", "pool": "p", "node_id": "n", "time": 1, "gpu_type": "A", "gpus": 8}
+    event = codec.node_event(codec.decode_node(json.dumps(joined | {"gpu_memory_mib": 16276, "mig": "A30"}).encode()))
+    assert event == ev.NodeJoined(
+        spec=model.NodeSpec(node_id="n", gpu_type="A", gpus=8, gpu_memory_mib=16276, mig="A30")
+    )
+    refused = refusal(codec.decode_node, json.dumps(joined | {"mig": "A100"}).encode())
+    assert refused.code == "invalid"
+    assert refused.detail == "Expected one of A100-40GB, A100-80GB, A30, H100-80GB - at `$.mig`"

@@ -51,13 +51,20 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
         remainder_gpus=draw(st.integers(0, gpus - 1)) if share == WHOLE_GPU else 0,
         gpu_milli=share,
         gpu_types=draw(st.sampled_from([(), ("A",), ("B",), ("A", "B"), ("C",)])),
+        mixed_types=draw(st.booleans()),
         cpu_milli=draw(st.integers(0, 3)),
         memory_mib=draw(st.integers(0, 3)),
     )
 
 
 def could_fit(specs: tuple[NodeSpec, ...], job: JobSpec) -> bool:
-    """Every way to put the workers on nodes, devices one by one."""
+    """Every way to put the workers on nodes, devices one by one; on one type unless types may be mixed."""
+    if job.mixed_types:
+        return _could_fit_mixed(specs, job)
+    return any(_could_fit_mixed(tuple(s for s in specs if s.gpu_type == t), job) for t in "AB")
+
+
+def _could_fit_mixed(specs: tuple[NodeSpec, ...], job: JobSpec) -> bool:
     workers = [gpus for gpus, count in job.chunks() for _ in range(count)]
     room = [([WHOLE_GPU] * s.gpus, s.cpu_milli or None, s.memory_mib or None) for s in specs]
     return _search(workers, job, specs, room)

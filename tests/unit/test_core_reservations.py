@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from streamsched.core import events as ev
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.inventory import Inventory
-from streamsched.core.model import WHOLE_GPU, Allocation, Job, JobSpec, JobState, NodeSpec, NodeState
+from streamsched.core.model import WHOLE_GPU, Job, JobSpec, JobState, NodeSpec, NodeState
 from streamsched.core.node import Node, NodeRecord
 from streamsched.core.problem import Assignment, Solution, SolveStatus
 from streamsched.core.reservations import choose_nodes, lay_out
+from streamsched.core.room import slots
 from streamsched.core.tenants import TenantPolicy
 from streamsched.placement.solve import SolveLimits, solve
 
@@ -493,6 +494,7 @@ def gangs(draw: st.DrawFn) -> JobSpec:
         remainder_gpus=draw(st.integers(0, gpus - 1)) if whole else 0,
         gpu_milli=share,
         gpu_types=draw(st.sampled_from([(), ("A",), ("B",), ("A", "B")])),
+        mixed_types=draw(st.booleans()),
         cpu_milli=draw(st.integers(0, 3)),
         memory_mib=draw(st.integers(0, 3)),
     )
@@ -500,6 +502,13 @@ def gangs(draw: st.DrawFn) -> JobSpec:
 
 def can_hold(nodes: list[Node], spec: JobSpec) -> bool:
     """Every number of full workers per node, and the smaller one on each; the nodes as they are now."""
+    nodes = [node for node in nodes if not spec.gpu_types or node.spec.gpu_type in spec.gpu_types]
+    if spec.mixed_types:
+        return _holds_all(nodes, spec)
+    return any(_holds_all([node for node in nodes if node.spec.gpu_type == kind], spec) for kind in "AB")
+
+
+def _holds_all(nodes: list[Node], spec: JobSpec) -> bool:
     tops = [range(spec.workers + 1) for _ in nodes]
     for counts in itertools.product(*tops):
         if sum(counts) != spec.workers:
@@ -532,11 +541,7 @@ def _takes(node: Node, spec: JobSpec, workers: int, extra: bool) -> bool:
 @settings(max_examples=400)
 def test_nodes_are_chosen_when_and_only_when_the_gang_fits_on_some(nodes, spec, taken, refused):
     job = Job(spec=spec, seq=0, state=JobState.QUEUED, queued_at=0.0, refused_by=("n0",) if refused else ())
-    usable = [
-        node
-        for node in nodes
-        if node.usable and node.node_id not in taken and (not spec.gpu_types or node.spec.gpu_type in spec.gpu_types)
-    ]
+    usable = [node for node in nodes if node.usable and node.node_id not in taken]
     chosen = choose_nodes(job, nodes, dict.fromkeys(taken, "other"))
     assert bool(chosen) == can_hold(usable, spec)
     assert set(chosen) <= {node.node_id for node in usable}
@@ -557,9 +562,9 @@ def _put(nodes: list[Node], spec: JobSpec, workers: tuple[tuple[str, int], ...])
     by_id = {node.node_id: node for node in nodes}
     for node_id, gpus in workers:
         node = by_id[node_id]
-        devices = node.pick(gpus, spec.gpu_milli)
-        assert len(devices) == gpus
-        node.take("p", Allocation(node_id=node_id, gpus=devices, gpu_milli=spec.gpu_milli))
+        allocation = node.allocate(spec, gpus)
+        assert len(allocation.gpus) == gpus
+        node.take("p", allocation)
 
 
 @given(
@@ -571,11 +576,9 @@ def _put(nodes: list[Node], spec: JobSpec, workers: tuple[tuple[str, int], ...])
 def test_a_gang_is_laid_out_when_and_only_when_it_fits_on_what_is_free(nodes, spec, busy):
     nodes = [node for node in nodes if node.record.capacity == node.spec.gpus]
     for i, milli in busy:
-        if i < len(nodes) and nodes[i].fits(1, milli, 1, 1):
-            taken = Allocation(
-                node_id=nodes[i].node_id, gpus=nodes[i].pick(1, milli), gpu_milli=milli, cpu_milli=1, memory_mib=1
-            )
-            nodes[i].take(f"p{i}", taken)
+        other = JobSpec(job_id="x", submitted_at=0.0, gpus_per_worker=1, gpu_milli=milli, cpu_milli=1, memory_mib=1)
+        if i < len(nodes) and slots(nodes[i].room(), other):
+            nodes[i].take(f"p{i}", nodes[i].allocate(other, 1))
     workers = lay_out(spec, nodes)
     assert (workers is not None) == can_hold(nodes, spec)
     if workers is not None:

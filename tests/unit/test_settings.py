@@ -174,3 +174,9 @@ def test_variables_that_nothing_reads_are_told(caplog: pytest.LogCaptureFixture)
     ]
     Settings.from_env(env)
     assert len(caplog.records) == 3
+
+
+def test_whether_runs_are_preempted_is_one_of_three_words() -> None:
+    assert Settings.from_env({"STREAMSCHED_PREEMPT": "class"}).scheduler.preempt == "class"
+    with pytest.raises(UserError, match="STREAMSCHED_PREEMPT='yes'"):
+        Settings.from_env({"STREAMSCHED_PREEMPT": "yes"})
