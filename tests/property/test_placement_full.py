@@ -60,18 +60,18 @@ def jobs(draw: st.DrawFn, *, shares: bool = False) -> list[Candidate]:
     found = []
     for j in range(draw(st.integers(1, 5))):
         part = shares and draw(st.booleans())
-        chunks = [(1 if part else draw(st.integers(1, 4)), draw(st.integers(1, 3)))]
+        chunks = [(1 if part else draw(st.integers(1, 4)), draw(st.sampled_from([1, 1, 2, 3])))]
         if not part and chunks[0][0] > 1 and draw(st.integers(0, 3)) == 0:
             chunks = [(chunks[0][0], 1), (draw(st.integers(1, chunks[0][0] - 1)), 1)]
         kind = draw(st.sampled_from(["milli", "memory", "both", "mig"])) if part else ""
-        wish = draw(st.sampled_from([None, None, True, False]))
+        wish = draw(st.sampled_from([None, None, None, True, False, False]))
         found.append(
             Candidate(
                 job_id=f"j{j}",
                 attempt=j,
                 chunks=tuple(chunks),
                 value=float(draw(st.integers(1, 12))),
-                gpu_types=tuple(draw(st.sampled_from([(), (), ("A",), ("B", "C")]))),
+                gpu_types=draw(st.sampled_from([(), (), (), (), ("A",), ("B", "C")])),
                 one_type=draw(st.booleans()),
                 speeds=draw(st.sampled_from([(), (("A", 2.0),), (("A", 0.5), ("B", 1.5)), (("B", 1.0), ("C", 9.0))])),
                 gpu_milli=draw(st.sampled_from([200, 300, 500, 800])) if kind in ("milli", "both") else 1000,
