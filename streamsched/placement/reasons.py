@@ -9,8 +9,9 @@ means that the candidate alone would have fitted, or that no single resource is 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from itertools import product
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import ge
 
 import msgspec
 
@@ -54,6 +55,31 @@ def outranked(problem: Problem, candidate: Candidate) -> str:
     return f"outranked: would fit alone, but not beside what was placed of the window's {others} other jobs"
 
 
+@dataclass
+class _Inventory:
+    """The nodes of a window, with what some victims would free."""
+
+    kinds: list[NodeClass]
+    """Nodes that differ, wherever they are; `node_ids` only of those that must be told apart."""
+    classes: list[tuple[NodeClass, int, int]]
+    """(class, number of its kind, nodes)."""
+    domains: dict[TopologyLevel | None, dict[str, Counter[int]]] = field(default_factory=dict)
+    """Level -> domain -> nodes by kind, as far as it was asked for. All nodes are in the domain "" of no level."""
+
+    def by_domain(self, level: TopologyLevel | None) -> dict[str, Counter[int]]:
+        if level not in self.domains:
+            found: dict[str, Counter[int]] = defaultdict(Counter)
+            for node_class, kind, count in self.classes:
+                domain = "" if level is None else domain_of(level, node_class, "")
+                if domain or level is None:
+                    found[domain][kind] += count
+            self.domains[level] = dict(found)
+        return self.domains[level]
+
+    def everywhere(self) -> Nodes:
+        return [(self.kinds[kind], count) for kind, count in self.by_domain(None).get("", Counter()).items()]
+
+
 class Judge:
     """Says what can never fit into a window.
 
@@ -64,86 +90,52 @@ class Judge:
         self._problem = problem
         self._freed = Freed(problem)
         self._special = {n for c in problem.candidates for n in c.avoid_nodes} | set(self._freed.on)
-        self._classes: dict[int, list[NodeClass]] = {}
-        """With what victims would free, by number of victims that may be displaced: they are those of lower levels."""
-        self._nodes: dict[tuple[int, TopologyLevel | None], dict[str, Nodes]] = {}
-        """By the same and level: domain -> nodes. All nodes are in the domain "" of no level."""
+        self._inventories: dict[int, _Inventory] = {}
+        """By number of victims that may be displaced: they are those of lower levels."""
 
     def never_fits(self, candidate: Candidate) -> str | None:
         if not is_sane(candidate):
             return f"invalid: chunks {candidate.chunks} with {candidate.gpu_milli} thousandths of a device"
         needs = _summed(candidate)
-        everywhere = self._grouped(candidate, None)[""] if self._problem.classes else []
+        inventory = self._inventory(candidate)
+        everywhere = inventory.everywhere()
         for request, count in needs:
             why = _why_not(request, count, everywhere)
             if why is not None:
                 return why
-        return self._not_together(candidate, needs, everywhere)
-
-    def _not_together(self, candidate: Candidate, needs: list[tuple[Request, int]], everywhere: Nodes) -> str | None:
-        """On one type and within one domain, where that is wanted."""
         level = candidate.topology.level if candidate.topology and candidate.topology.required else None
-        workers = workers_of(candidate)
-        types: list[str | None] = [None]
-        if candidate.one_type and workers > 1:
-            room = {
-                node.gpu_type: _seats(needs, everywhere, node.gpu_type)
-                for node, _ in everywhere
-                if needs[0][0].allows(node.gpu_type)
-            }
-            types = [*sorted(room)]
-            if not any(_enough(needs, seats) for seats in room.values()):
-                best = max(room, key=lambda t: (sum(room[t]), t))
-                there = min(sum(room[best]), workers - 1)
-                return f"one_type: needs {workers} workers on one type, {best} has room for {there}"
-        if level is None:
-            return None
         if level is TopologyLevel.NODE:
             return _why_not_on_one_node(candidate, everywhere)
-        domains = self._grouped(candidate, level)
-        best_domain, most = "", -1
-        for (domain, nodes), gpu_type in product(sorted(domains.items()), types):
-            seats = _seats(needs, nodes, gpu_type)
-            if _enough(needs, seats):
-                return None
-            if sum(seats) > most:
-                best_domain, most = domain, sum(seats)
-        if most < 0:
-            return f"topology: no free node is in a {level.value}"
-        room_for = min(most, workers - 1)
-        return f"topology: needs {workers} workers within one {level.value}, {best_domain} has room for {room_for}"
+        if level is None and not candidate.one_type:
+            return None
+        return _why_not_together(candidate, needs, inventory, level)
 
-    def _grouped(self, candidate: Candidate, level: TopologyLevel | None) -> dict[str, Nodes]:
-        """Equal nodes together, by domain; those of no domain left out."""
-        below = 0 if is_share(candidate) else len(self._freed.below(candidate.level))
-        if (below, level) not in self._nodes:
-            if below not in self._classes:
-                self._classes[below] = self._with_victims_gone(
-                    set(self._freed.below(candidate.level)) if below else set()
-                )
-            found: dict[str, Counter[NodeClass]] = defaultdict(Counter)
-            for node_class in self._classes[below]:
-                domain = "" if level is None else domain_of(level, node_class, "")
-                if domain or level is None:
-                    found[domain][self._without_place(node_class)] += len(node_class.node_ids)
-            self._nodes[below, level] = {domain: list(nodes.items()) for domain, nodes in found.items()}
-        return self._nodes[below, level]
+    def _inventory(self, candidate: Candidate) -> _Inventory:
+        names = set() if is_share(candidate) else set(self._freed.below(candidate.level))
+        if len(names) not in self._inventories:
+            number: dict[tuple[object, ...], int] = {}
+            kinds: list[NodeClass] = []
+            classes = []
+            for node_class, node_ids in self._told_apart():
+                special = node_ids[0] in self._special
+                own = self._without(node_class, node_ids[0], names) if special else node_class
+                key = (*_what_it_has(own), node_ids[0] if special else "")
+                if key not in number:
+                    number[key] = len(kinds)
+                    kinds.append(msgspec.structs.replace(own, node_ids=node_ids if special else ()))
+                classes.append((own, number[key], len(node_ids)))
+            self._inventories[len(names)] = _Inventory(kinds, classes)
+        return self._inventories[len(names)]
 
-    def _without_place(self, node_class: NodeClass) -> NodeClass:
-        special = not self._special.isdisjoint(node_class.node_ids) if self._special else False
-        node_ids = node_class.node_ids if special else ()
-        return msgspec.structs.replace(node_class, node_ids=node_ids, nvlink="", rack="", zone="", total_gpus=0)
-
-    def _with_victims_gone(self, names: set[str]) -> list[NodeClass]:
-        """The classes, each node that must be told apart in one of its own."""
-        found = []
+    def _told_apart(self) -> Iterator[tuple[NodeClass, Sequence[str]]]:
+        """(class, nodes of it): those that somebody avoids or a victim is on each alone."""
         for node_class in self._problem.classes:
             alone = self._special.intersection(node_class.node_ids) if self._special else set()
-            rest = tuple(n for n in node_class.node_ids if n not in alone) if alone else node_class.node_ids
+            rest = [n for n in node_class.node_ids if n not in alone] if alone else node_class.node_ids
             if rest:
-                found.append(msgspec.structs.replace(node_class, node_ids=rest))
-            found += [self._without(node_class, node_id, names) for node_id in sorted(alone)]
-        return found
+                yield node_class, rest
+            for node_id in sorted(alone):
+                yield node_class, [node_id]
 
     def _without(self, node_class: NodeClass, node_id: str, names: set[str]) -> NodeClass:
         more: Amounts = self._freed.room(node_id, names)
@@ -171,14 +163,47 @@ def _summed(candidate: Candidate) -> list[tuple[Request, int]]:
     return list(counts.items())
 
 
-def _seats(needs: Iterable[tuple[Request, int]], nodes: Nodes, gpu_type: str | None) -> list[int]:
-    """Workers of each size that these nodes take, each size alone and no more than there are."""
-    own = nodes if gpu_type is None else [(node, n) for node, n in nodes if node.gpu_type == gpu_type]
-    return [min(count, _room(request, own)) for request, count in needs]
+def _what_it_has(node: NodeClass) -> tuple[object, ...]:
+    """All that matters of a class but where its nodes are."""
+    return (
+        make_of(node),
+        node.free_gpus,
+        node.shares,
+        node.instances,
+        node.free_cpu_milli,
+        node.free_memory_mib,
+        node.affinity_taken,
+    )
 
 
-def _enough(needs: list[tuple[Request, int]], seats: list[int]) -> bool:
-    return all(there >= count for (_, count), there in zip(needs, seats, strict=True))
+def _why_not_together(
+    candidate: Candidate, needs: list[tuple[Request, int]], inventory: _Inventory, level: TopologyLevel | None
+) -> str | None:
+    """On one type and within one domain, as far as that is asked for."""
+    workers, kinds = workers_of(candidate), inventory.kinds
+    room = [[how_many(r, node) if _is_open(r, node) else 0 for node in kinds] for r, _ in needs]
+    counts = [count for _, count in needs]
+    one_type = candidate.one_type and workers > 1
+    best, most = "", -1
+    for domain, nodes in sorted(inventory.by_domain(level).items()):
+        seats: dict[str, list[int]] = defaultdict(lambda: [0] * len(needs))
+        for kind, n in nodes.items():
+            own = seats[kinds[kind].gpu_type if one_type else ""]
+            for r, slots in enumerate(room):
+                own[r] += slots[kind] * n
+        for gpu_type, there in sorted(seats.items()):
+            if all(map(ge, there, counts)):
+                return None
+            least = sum(map(min, there, counts))
+            if least > most:
+                best, most = " of ".join(filter(None, (domain, gpu_type))), least
+    if level is not None and most < 0:
+        return f"topology: no free node is in a {level.value}"
+    code = "one_type" if level is None else "topology"
+    within = " and ".join(
+        (["on one type"] if one_type else []) + ([f"within one {level.value}"] if level is not None else [])
+    )
+    return f"{code}: needs {workers} workers {within}, {best} has room for {min(most, workers - 1)}"
 
 
 def _room(request: Request, nodes: Nodes) -> int:

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from streamsched.core import mig
 from streamsched.core.model import WHOLE_GPU, TopologyLevel
 from streamsched.core.problem import Candidate, NodeClass, Problem
@@ -247,7 +249,7 @@ class Stock:
         self._shelf_of: dict[str, Shelf] = {}
         """By node id; filled when a node is first asked for by name."""
         named = {n for c in problem.candidates for n in c.avoid_nodes}
-        for node_class in problem.classes:
+        for node_class in _without_idle_names(problem.classes, self._levels):
             self._shelve(node_class, named)
 
     # ── placing ────────────────────────────────────────────────────────────────────────────────────
@@ -697,6 +699,18 @@ class _Search:
                 self._aside.append((heap, heapq.heappop(heap)))
                 self._with_aside.add(id(heap))
         return None
+
+
+def _without_idle_names(classes: Sequence[NodeClass], levels: Sequence[TopologyLevel]) -> Iterable[NodeClass]:
+    """Classes that only differ in domains of levels that nobody asks about become one."""
+    same: dict[tuple[object, ...], list[NodeClass]] = defaultdict(list)
+    for c in classes:
+        domains = tuple(domain_of(level, c, "") for level in levels)
+        limits = (c.free_cpu_milli, c.free_memory_mib)
+        same[make_of(c), c.free_gpus, c.shares, c.instances, limits, c.affinity_taken, domains].append(c)
+    for group in same.values():
+        node_ids = tuple(n for c in group for n in c.node_ids)
+        yield replace(group[0], node_ids=node_ids) if len(group) > 1 else group[0]
 
 
 def needs_by_node(candidate: Candidate, workers: Workers) -> dict[str, Amounts]:
