@@ -44,6 +44,8 @@ class Freed:
             if math.isfinite(victim.cost) and victim.cost >= 0:
                 self.victims.setdefault(victim.placement_id, victim)
         self.evicted: set[str] = set()
+        self.effort = 0
+        """Spent on looking for whom to evict; see `making_room.py`."""
         self.on: dict[str, list[str]] = defaultdict(list)
         """Node id -> victims there, highest level first: the order in which they are taken from."""
         self._left: dict[tuple[str, str], Amounts] = defaultdict(lambda: NOTHING)

@@ -7,7 +7,7 @@ one node is tried on each node of a victim as well. It must gain more than the e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from streamsched.core.model import TopologyLevel
@@ -17,6 +17,9 @@ from .freed import Amounts
 from .request import is_share, requests_of, workers_of
 from .stock import Log, Stock, Workers, needs_by_node
 from .ways import Way
+
+EFFORT_MAX = 20_000
+"""Nodes looked at with a victim gone, summed over the tries of one window; beyond that nobody is evicted any more."""
 
 
 class _Plan(NamedTuple):
@@ -64,7 +67,10 @@ class _Planner:
         found = [everybody, self._shortest(way)]
         if workers_of(self.candidate) == 1 or way.level is TopologyLevel.NODE:
             freed = self.stock.freed
-            found += [self._try(way, set(freed.on[node_id]) & set(self.names)) for node_id in freed.nodes(self.names)]
+            found += [
+                self._try(way, set(freed.on[node_id]).intersection(self.names), [node_id])
+                for node_id in freed.nodes(self.names)
+            ]
         best = max((plan for plan in found if plan), key=lambda plan: plan.gain)
         return self._spare(way, best)
 
@@ -93,11 +99,15 @@ class _Planner:
                 plan = self._try(way, plan.names - {name}) or plan
         return plan
 
-    def _try(self, way: Way, names: set[str]) -> _Plan | None:
-        """Place the candidate as if these victims were gone; nothing stays taken."""
+    def _try(self, way: Way, names: set[str], nodes: Sequence[str] | None = None) -> _Plan | None:
+        """Place the candidate as if these victims were gone (from these nodes); nothing stays taken."""
+        nodes = self.stock.freed.nodes(names) if nodes is None else nodes
+        if self.stock.freed.effort > EFFORT_MAX:
+            return None
+        self.stock.freed.effort += 1 + len(nodes)
         log: Log = []
         try:
-            for node_id in self.stock.freed.nodes(names):
+            for node_id in nodes:
                 self.stock.enlarge(node_id, names, log)
             workers = self.stock.attempt(self.requests, way, log)
         finally:

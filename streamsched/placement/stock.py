@@ -195,11 +195,13 @@ Heap = list[Entry]
 
 
 class _Index:
-    """Heaps of the places of one scope."""
+    """The places of one scope. Their heaps are only filled when somebody searches it for the first time."""
 
-    __slots__ = ("idle", "instances", "shares", "whole")
+    __slots__ = ("idle", "in_use", "instances", "places", "shares", "whole")
 
     def __init__(self) -> None:
+        self.in_use = False
+        self.places: list[Place] = []
         self.whole: dict[tuple[int, int], Heap] = {}
         """By (make, idle devices)."""
         self.shares: dict[int, tuple[list[int], dict[int, Heap]]] = {}
@@ -306,6 +308,8 @@ class Stock:
         index = self._index.get(scope)
         if index is None:
             return None
+        if not index.in_use:
+            self._fill(index)
         mark, search = len(log), _Search(self, index, makes, open_devices)
         chosen: dict[int, list[tuple[str, int]]] = {}
         try:
@@ -481,12 +485,26 @@ class Stock:
             rest = [n for n in rest if n not in alone]
         make = self._number[make_of(node_class)]
         scopes = self._scopes(node_class)
-        for scope in scopes:
-            self._index.setdefault(scope, _Index()).idle[make, node_class.free_gpus] += len(node_class.node_ids)
+        indexes = [self._index_of(scope) for scope in scopes]
+        for index in indexes:
+            index.idle[make, node_class.free_gpus] += len(node_class.node_ids)
         for ids in ([rest] if rest else []) + [[n] for n in sorted(alone)]:
             shelf = Shelf(ids, node_class, make, scopes)
             self._shelves.append(shelf)
-            self._file(shelf)
+            for index in indexes:
+                index.places.append(shelf)
+
+    def _index_of(self, scope: Scope) -> _Index:
+        index = self._index.get(scope)
+        if index is None:
+            index = self._index[scope] = _Index()
+        return index
+
+    def _fill(self, index: _Index) -> None:
+        index.in_use = True
+        for place in index.places:
+            if place.count:
+                self._file_in(index, place)
 
     def _scopes(self, node_class: NodeClass) -> tuple[Scope, ...]:
         scopes = [EVERYWHERE]
@@ -497,12 +515,14 @@ class Stock:
         return tuple(scopes)
 
     def _file(self, place: Place) -> None:
+        for scope in place.scopes:
+            index = self._index[scope]
+            if index.in_use:
+                self._file_in(index, place)
+
+    def _file_in(self, index: _Index, place: Place) -> None:
         self._entries += 1
         entry = (place.node_id, self._entries, place.stamp, place)
-        for scope in place.scopes:
-            self._file_in(self._index[scope], place, entry)
-
-    def _file_in(self, index: _Index, place: Place, entry: Entry) -> None:
         if place.free > 0:
             heapq.heappush(index.whole.setdefault((place.make, place.free), []), entry)
         if self._with_shares and place.shares:
@@ -530,8 +550,10 @@ class Stock:
         else:
             by_size = sorted(requests, key=lambda r: -r[0].gpus)
             rooms = [(self._whole_rooms(request, makes, level), count) for request, count in by_size]
-        first = rooms[0][0]
-        fitting = [d for d in first if all(room.get(d, 0) >= count for room, count in rooms)]
+        first, most = rooms[0]
+        fitting = [domain for domain, room in first.items() if room >= most]
+        for room, count in rooms[1:]:
+            fitting = [domain for domain in fitting if room.get(domain, 0) >= count]
         return sorted(fitting, key=lambda d: (first[d], d))
 
     def _whole_rooms(self, request: Request, makes: tuple[int, ...], level: TopologyLevel) -> dict[str, int]:
@@ -592,6 +614,8 @@ class Stock:
         if file_again:
             self._file(place)
         self._touched[touched.node_id] = touched
+        for scope in touched.scopes:
+            self._index[scope].places.append(touched)
         return touched
 
     def _set_free(self, node: Touched, free: int) -> None:
