@@ -96,6 +96,10 @@ class Judge:
     def never_fits(self, candidate: Candidate) -> str | None:
         if not is_sane(candidate):
             return f"invalid: chunks {candidate.chunks} with {candidate.gpu_milli} thousandths of a device"
+        level = candidate.topology.level if candidate.topology and candidate.topology.required else None
+        workers = workers_of(candidate)
+        if level is TopologyLevel.NODE and candidate.anti_affinity and workers > 1:
+            return f"topology: {workers} workers on one node contradict the anti-affinity {candidate.anti_affinity}"
         needs = _summed(candidate)
         inventory = self._inventory(candidate)
         everywhere = inventory.everywhere()
@@ -103,7 +107,6 @@ class Judge:
             why = _why_not(request, count, everywhere)
             if why is not None:
                 return why
-        level = candidate.topology.level if candidate.topology and candidate.topology.required else None
         if level is TopologyLevel.NODE:
             return _why_not_on_one_node(candidate, everywhere)
         if level is None and not candidate.one_type:
@@ -282,8 +285,6 @@ def _why_not_on_one_node(candidate: Candidate, everywhere: Nodes) -> str | None:
     request = requests[0][0]
     if workers == 1:
         return None
-    if candidate.anti_affinity:
-        return f"topology: {workers} workers on one node contradict the anti-affinity {candidate.anti_affinity}"
     nodes = [node for node, _ in everywhere if request.allows(node.gpu_type) and _is_open(request, node)]
     if request.whole:
         one = joined(requests)
