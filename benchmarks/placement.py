@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from streamsched.core.problem import Candidate, NodeClass, Problem
-from streamsched.placement import SolveLimits, milp, solve
-from streamsched.placement.cells import cells_of
-from streamsched.placement.groups import demands_of, groups_of
+from streamsched.placement import SolveLimits, solve
+from streamsched.placement.cells import layout_of
+from streamsched.placement.groups import groups_of
+from streamsched.placement.options import options_of
+from streamsched.placement.spots import Victims, spots_of
 from streamsched.placement.stock import Stock
 
 GPUS_PER_NODE = 8
@@ -89,8 +91,11 @@ def _classes(case: Case, free: int, r: random.Random) -> tuple[NodeClass, ...]:
 
 def variables(p: Problem) -> int:
     """Of the model, if all candidates were in it."""
-    kinds, demands = demands_of(p.candidates)
-    return milp.size_of(demands, cells_of(groups_of(Stock(p).lots(), kinds), demands, LIMITS.patterns_max))
+    victims = Victims(p)
+    spots = spots_of(Stock(p).lots(), p, victims)
+    offer = options_of(p.candidates, p, spots, victims, LIMITS.domains_max, {})
+    groups = groups_of(offer.spots, offer.kinds)
+    return layout_of(offer.kinds, offer.demands, groups, victims, LIMITS.patterns_max).size
 
 
 def run(quick: bool) -> None:

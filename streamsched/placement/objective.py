@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 
-from streamsched.core.problem import Assignment, Problem
+from streamsched.core.model import TopologyLevel
+from streamsched.core.problem import TOPOLOGY_BONUS, Assignment, Candidate, NodeClass, Problem
 
 
 class BadValue(ValueError):
@@ -31,5 +32,27 @@ def fragmentation_weight(problem: Problem) -> float:
 
 
 def placed_value(problem: Problem, assignments: tuple[Assignment, ...]) -> float:
-    values = {c.job_id: c.value for c in problem.candidates}
-    return math.fsum(values[a.job_id] for a in assignments)
+    """Value at the rate of the slowest worker, with the bonus of kept wishes, less the cost of all evictions."""
+    candidates = {c.job_id: c for c in problem.candidates}
+    class_of = {n: c for c in problem.classes for n in c.node_ids}
+    cost = {v.placement_id: v.cost for v in reversed(problem.victims)}
+    gained = [
+        _worth(candidates[a.job_id], [class_of[n] for n, _ in a.workers], problem, a) for a in assignments
+    ]
+    return math.fsum([*gained, *(-cost[v] for v in sorted({v for a in assignments for v in a.after}))])
+
+
+def _worth(candidate: Candidate, nodes: list[NodeClass], problem: Problem, assignment: Assignment) -> float:
+    speeds = dict(candidate.speeds)
+    allowed = {c.gpu_type for c in problem.classes if not candidate.gpu_types or c.gpu_type in candidate.gpu_types}
+    fastest = max(speeds.get(t, 1.0) for t in allowed)
+    rate = min(speeds.get(node.gpu_type, 1.0) for node in nodes) / fastest
+    wish = candidate.topology
+    if wish is None or wish.required:
+        return candidate.value * rate
+    if wish.level is TopologyLevel.NODE:
+        kept = len({n for n, _ in assignment.workers}) == 1
+    else:
+        names = {getattr(node, wish.level.value) for node in nodes}
+        kept = len(names) == 1 and names != {""}
+    return candidate.value * rate * (1 + TOPOLOGY_BONUS if kept else 1)

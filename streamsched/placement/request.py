@@ -20,6 +20,8 @@ class Request(NamedTuple):
     memory_mib: int
     gpu_types: tuple[str, ...]
     avoid_nodes: frozenset[str]
+    anti_affinity: str = ""
+    gpu_memory_mib: int = 0
 
     @property
     def whole(self) -> bool:

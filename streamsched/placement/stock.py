@@ -34,10 +34,11 @@ Workers = tuple[tuple[str, int], ...]
 class Place:
     """Free resources of the first node of a shelf, or of one touched node."""
 
-    __slots__ = ("cpu_milli", "free", "gpu_type", "memory_mib", "node_id", "opened", "shares", "stamp")
+    __slots__ = ("cpu_milli", "free", "gpu_type", "memory_mib", "node_id", "opened", "shares", "source", "stamp")
 
     def __init__(self, node_id: str, source: NodeClass) -> None:
         self.node_id = node_id
+        self.source = source
         self.gpu_type = source.gpu_type
         self.shares = source.shares
         self.free = source.free_gpus
@@ -121,6 +122,10 @@ class Lot(NamedTuple):
     cpu_milli: int
     memory_mib: int
     node_ids: tuple[str, ...]
+    nvlink: str = ""
+    rack: str = ""
+    zone: str = ""
+    affinity_taken: tuple[str, ...] = ()
 
 
 class Stock:
@@ -141,6 +146,7 @@ class Stock:
         for node_class in problem.classes:
             self._shelve(node_class, named)
         self._types = sorted(self._count)
+        self._has_victim = {node_id for v in problem.victims for node_id, *_ in v.held}
 
     def place(self, candidate: Candidate, *, open_devices: bool = True) -> Workers | None:
         """Best fit for all workers of the candidate, or None and nothing taken.
@@ -194,13 +200,18 @@ class Stock:
         return sum(t.free for t in self._touched.values() if t.opened)
 
     def lots(self) -> Iterator[Lot]:
-        """All nodes that have an idle device, in a fixed order."""
+        """All nodes that have an idle device or a victim, in a fixed order."""
         for shelf in self._shelves:
-            if shelf.free and shelf.left:
-                yield Lot(shelf.gpu_type, shelf.free, shelf.cpu_milli, shelf.memory_mib, tuple(sorted(shelf.left)))
+            if shelf.left and (shelf.free or self._has_victim.intersection(shelf.left)):
+                yield _lot(shelf, tuple(sorted(shelf.left)))
         for _, node in sorted(self._touched.items()):
-            if node.free:
-                yield Lot(node.gpu_type, node.free, node.cpu_milli, node.memory_mib, (node.node_id,))
+            if node.free or node.node_id in self._has_victim:
+                yield _lot(node, (node.node_id,))
+
+    def left_on(self, node_id: str) -> tuple[int, int, int]:
+        """(GPUs, cpu, memory) free on a node."""
+        place = self._by_name(node_id)
+        return place.free, place.cpu_milli, place.memory_mib
 
     # ── filing ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -320,6 +331,21 @@ class Stock:
             insort(shares, left)
         node.shares = tuple(shares)
         return int(opened)
+
+
+def _lot(place: Place, node_ids: tuple[str, ...]) -> Lot:
+    source = place.source
+    return Lot(
+        gpu_type=place.gpu_type,
+        free=place.free,
+        cpu_milli=place.cpu_milli,
+        memory_mib=place.memory_mib,
+        node_ids=node_ids,
+        nvlink=source.nvlink,
+        rack=source.rack,
+        zone=source.zone,
+        affinity_taken=source.affinity_taken,
+    )
 
 
 def _lowest(request: Request, heaps: Iterable[Heap | None]) -> Place | None:
