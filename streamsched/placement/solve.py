@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -214,6 +215,8 @@ class _Window:
         left = {c.job_id: c for c in self.hopeful if c.job_id not in {a.job_id for a in filled}}
         victims = Victims(self.problem, self.worth)
         offer, layout = self._layout(stock, left, victims, base)
+        if not layout.demands:
+            return None, self._bound(0.0, offer)
         if layout.size > self.limits.variables_max:
             self._say(f"too large: {layout.size} variables, at most {self.limits.variables_max}")
             return None, self.worth
@@ -307,7 +310,13 @@ class _Window:
         return self._worth_of(assignments, stock)
 
     def _worth_of(self, assignments: tuple[Assignment, ...], stock: Stock) -> _Found:
-        value = placed_value(self.problem, assignments) - self.weight * stock.stranded_gpus()
+        evicted = {v for a in assignments for v in a.after}
+        freed: Counter[str] = Counter()
+        for victim in self.problem.victims:
+            if victim.placement_id in evicted:
+                freed.update({node_id: gpus for node_id, gpus, _, _ in victim.held})
+        stranded = stock.stranded_gpus() + sum(freed[n] for n in stock.opened())
+        value = placed_value(self.problem, assignments) - self.weight * stranded
         return _Found(assignments, value)
 
     def _rate(self, found: _Found, bound: float, unproved: SolveStatus) -> Solution:

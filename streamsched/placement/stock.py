@@ -199,6 +199,10 @@ class Stock:
         """Idle devices left on the nodes of which a device was taken: what the fragmentation term counts."""
         return sum(t.free for t in self._touched.values() if t.opened)
 
+    def opened(self) -> list[str]:
+        """Nodes of which an idle device was taken."""
+        return [n for n, t in self._touched.items() if t.opened]
+
     def lots(self) -> Iterator[Lot]:
         """All nodes that have an idle device or a victim, in a fixed order."""
         for shelf in self._shelves:
