@@ -191,7 +191,7 @@ class Stock:
             left = sum(1 for _ in equal)
             while left:
                 place = self._by_name(node_id)
-                n = min(left, place.devices_for(request)) or 1
+                n = max(1, min(left, place.devices_for(request)))
                 self._take(place, request, n, [])
                 left -= n
 
