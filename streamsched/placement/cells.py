@@ -132,9 +132,7 @@ class _Most:
 # ── from assignments to counts ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def plan_of(
-    assignments: tuple[Assignment, ...], layout: Layout, spots: Iterable[Spot]
-) -> Plan:
+def plan_of(assignments: tuple[Assignment, ...], layout: Layout, spots: Iterable[Spot]) -> Plan:
     """Counts for concrete assignments of whole GPUs (the MIP start).
 
     Left out is what the model has no option for (a domain that was not offered).

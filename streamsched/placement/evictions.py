@@ -102,7 +102,7 @@ class _Node:
         for tiers in {load.tiers for load in self.loads}:
             for r in range(3):
                 used = sum(load.needs[r] for load in self.loads if load.tiers <= tiers)
-                freed = sum(held[2 + r] for held in gone if held.tier < tiers)  # type: ignore[misc]
+                freed = sum(held.amounts[r] for held in gone if held.tier < tiers)
                 if self.free[r] != NO_LIMIT and used and used > self.free[r] + freed:
                     return False
         return all(
@@ -122,7 +122,7 @@ class _Node:
             if self.free[r] == NO_LIMIT:
                 continue
             free = max(0, self.free[r])
-            left = {i: int(held[2 + r]) for i, held in enumerate(gone)}  # type: ignore[misc]
+            left = {i: held.amounts[r] for i, held in enumerate(gone)}
             for load in self.loads:
                 own = after[load.job_id]
                 taken = min(free, load.needs[r])

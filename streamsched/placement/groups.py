@@ -46,7 +46,7 @@ class Group:
 def groups_of(spots: Iterable[Spot], kinds: list[Kind]) -> list[Group]:
     """The nodes on which at least one kind fits, in a fixed order."""
     among = _Index(kinds)
-    members: dict[tuple[object, ...], list[Spot]] = defaultdict(list)
+    members: dict[tuple[str, int, int, int, tuple[int, ...]], list[Spot]] = defaultdict(list)
     alone: list[Group] = []
     for spot in spots:
         fitting = [k for k in among.kinds_for(spot) if room(kinds[k], spot)]
@@ -61,11 +61,10 @@ def groups_of(spots: Iterable[Spot], kinds: list[Kind]) -> list[Group]:
         memory = _limit([(kinds[k].gpus, kinds[k].memory_mib) for k in fitting], spot.free, spot.memory_mib)
         members[spot.gpu_type, spot.free, cpu, memory, tuple(fitting)].append(spot)
     groups = []
-    for key, same in sorted(members.items()):
-        gpu_type, free, cpu, memory, fits = key
-        slots = {k: _slot(kinds[k], cpu=cpu != NO_LIMIT, memory=memory != NO_LIMIT) for k in fits}  # type: ignore[attr-defined]
+    for (gpu_type, free, cpu, memory, fits), same in sorted(members.items(), key=lambda item: item[0]):
+        slots = {k: _slot(kinds[k], cpu=cpu != NO_LIMIT, memory=memory != NO_LIMIT) for k in fits}
         node_ids = tuple(sorted(n for spot in same for n in spot.node_ids))
-        groups.append(Group(gpu_type, free, cpu, memory, node_ids, slots))  # type: ignore[arg-type]
+        groups.append(Group(gpu_type, free, cpu, memory, node_ids, slots))
     return groups + sorted(alone, key=lambda group: group.node_ids)
 
 

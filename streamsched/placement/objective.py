@@ -36,9 +36,7 @@ def placed_value(problem: Problem, assignments: tuple[Assignment, ...]) -> float
     candidates = {c.job_id: c for c in problem.candidates}
     class_of = {n: c for c in problem.classes for n in c.node_ids}
     cost = {v.placement_id: v.cost for v in reversed(problem.victims)}
-    gained = [
-        _worth(candidates[a.job_id], [class_of[n] for n, _ in a.workers], problem, a) for a in assignments
-    ]
+    gained = [_worth(candidates[a.job_id], [class_of[n] for n, _ in a.workers], problem, a) for a in assignments]
     return math.fsum([*gained, *(-cost[v] for v in sorted({v for a in assignments for v in a.after}))])
 
 

@@ -21,7 +21,7 @@ says so.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -186,11 +186,12 @@ class _Market:
         speeds = dict(candidate.speeds)
         allowed = {t: speeds.get(t, 1.0) for t in self.types if not candidate.gpu_types or t in candidate.gpu_types}
         fastest = max(allowed.values(), default=1.0)
+        here = set(self.types)
         if scope.level:
             here = {self.spots[s].gpu_type for s in self._by_domain[scope.level, scope.domain]}
             allowed = {t: speed for t, speed in allowed.items() if t in here}
         if candidate.one_type and _workers(candidate) > 1 and not scope.joined:
-            sets = [((t,), speed) for t, speed in allowed.items()]
+            sets: list[tuple[tuple[str, ...], float]] = [((t,), speed) for t, speed in allowed.items()]
         else:
             sets = [
                 (tuple(t for t, speed in allowed.items() if speed >= least), least)
@@ -200,7 +201,7 @@ class _Market:
             _Draft(
                 candidate.value * scope.factor * (speed / fastest if fastest > 0 else 1.0),
                 scope.joined,
-                self._chunks(candidate, scope, () if len(types) == len(self.types) else types),
+                self._chunks(candidate, scope, () if here.issubset(types) else types),
             )
             for types, speed in sets
         ]
@@ -289,7 +290,7 @@ def _names_that_matter(candidates: list[Candidate], spots: list[Spot]) -> frozen
     return frozenset(name for name, count in workers.items() if name and (count > 1 or name in taken))
 
 
-def _renaming(levels: list[TopologyLevel], kept: dict[str, set[str]]):  # type: ignore[no-untyped-def]
+def _renaming(levels: list[TopologyLevel], kept: dict[str, set[str]]) -> Callable[[int, str], str]:
     """Names of domains as far as they matter: kept ones, else that there is one, at levels nobody asks for nothing."""
 
     def rename(index: int, name: str) -> str:

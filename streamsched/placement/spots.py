@@ -54,6 +54,11 @@ class Held(NamedTuple):
     memory_mib: int
     anti_affinity: str
 
+    @property
+    def amounts(self) -> tuple[int, int, int]:
+        """(GPUs, cpu_milli, memory_mib)."""
+        return self.gpus, self.cpu_milli, self.memory_mib
+
 
 class Victims:
     """The victims of a problem that may be evicted, by index. None whose cost is more than `at_most`."""
@@ -142,7 +147,7 @@ def merged(spots: Iterable[Spot], rename: Callable[[int, str], str], names: froz
             domains=key[5],  # type: ignore[arg-type]
             taken=key[6],  # type: ignore[arg-type]
         )
-        for key, same in sorted(members.items())
+        for key, same in sorted(members.items(), key=lambda item: item[0])
     ]
 
 
