@@ -109,22 +109,27 @@ class _Most:
     """How many workers could take each slot of a group, over the whole window."""
 
     def __init__(self, demands: list[Demand]) -> None:
-        self._needs = [[option.needs for option in demand.options] for demand in demands]
+        self._of_kind: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        """(demand, option, workers)"""
+        for j, demand in enumerate(demands):
+            for o, option in enumerate(demand.options):
+                for kind, count in option.needs:
+                    self._of_kind[kind].append((j, o, count))
         self._known: dict[tuple[tuple[int, Slot], ...], dict[Slot, int]] = {}
 
     def per_slot(self, slot_of: dict[int, Slot]) -> dict[Slot, int]:
         key = tuple(sorted(slot_of.items()))
         if key not in self._known:
+            workers: Counter[tuple[Slot, int, int]] = Counter()
+            for kind, slot in key:
+                for j, o, count in self._of_kind[kind]:
+                    workers[slot, j, o] += count
+            most: dict[tuple[Slot, int], int] = defaultdict(int)
+            for (slot, j, _), count in workers.items():
+                most[slot, j] = max(most[slot, j], count)
             total: Counter[Slot] = Counter()
-            for ways in self._needs:
-                of_one: Counter[Slot] = Counter()
-                for needs in ways:
-                    counts: Counter[Slot] = Counter()
-                    for kind, count in needs:
-                        if kind in slot_of:
-                            counts[slot_of[kind]] += count
-                    of_one |= counts
-                total += of_one
+            for (slot, _), count in most.items():
+                total[slot] += count
             self._known[key] = dict(total)
         return self._known[key]
 

@@ -25,8 +25,8 @@ cell (`cells.py`), q pools of equal slots (`pools.py`), v victims, r resources, 
     apart         sum_{k of name a} single[k,c] <= nodes[c,0]                        for each single c, name a
     freed_name    sum_{k of name a} single[k,c] <= evict[v]                          where v keeps the name a on c
     touched       freed[v,c] >= evict[v] + nodes[c,0] - 1                            for each v on c
-    equals        choose[j,0] >= choose[j',0]                 j, j' with the same single option but for j's higher worth
-    in_order      nodes[c,0] >= nodes[c+1,0]                                         neighbouring single nodes of a group
+    equals        choose[j,0] >= choose[j',0]                       j, j' with the same single option, j worth more
+    in_order      nodes[c,0] >= nodes[c+1,0]                            neighbours, single nodes of one group
 
 Exactness. *Options*: see `options.py`; each way to place a candidate makes use of one of its options, and is worth
 what the best of these says. *Patterns* are the maximal fillings of a node, slots may stay empty (supply is an

@@ -20,7 +20,7 @@ says so.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +29,10 @@ from streamsched.core.model import TopologyLevel
 from streamsched.core.problem import TOPOLOGY_BONUS, Candidate, Problem
 
 from .request import is_share, requests_of
-from .spots import SOME_DOMAIN, WIDE_TO_NARROW, Kind, Spot, Victims, merged, room
+from .spots import SOME_DOMAIN, WIDE_TO_NARROW, Kind, Spot, Victims, limits, merged, room
+
+_LOOK_AT = 2
+"""Domains that are looked at closely for each one that may be offered."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class _Market:
                     self._by_domain[level, name].append(s)
                     self._by_domain[level, ""].append(s)
         self._fits: dict[Kind, tuple[int, int]] = {}
+        self._seats_of: dict[tuple[str, int], dict[str, dict[str, int]]] = {}
 
     def options(self) -> Options:
         drafts = [self._drafts(candidate) for candidate in self.candidates]
@@ -177,8 +181,7 @@ class _Market:
         elif _workers(candidate) == 1:
             together = [_Scope(wish.level, "", False, factor)]
         else:
-            names = sorted(n for level, n in self._by_domain if level == wish.level and n not in ("", SOME_DOMAIN))
-            together = [_Scope(wish.level, name, False, factor) for name in names]
+            together = [_Scope(wish.level, name, False, factor) for name in self._shortlist(candidate, wish.level)]
         return together if wish.required else [*together, free]
 
     def _ways(self, candidate: Candidate, scope: _Scope) -> list[_Draft]:
@@ -256,6 +259,38 @@ class _Market:
             not self._where(a)[0] & ~self._where(b)[0] for (a, _), (b, _) in zip(way.chunks, other.chunks, strict=True)
         )
 
+    def _shortlist(self, candidate: Candidate, level: TopologyLevel) -> list[str]:
+        """Domains of a level whose devices would do; of very many the most promising, so as not to look at each."""
+        rooms: list[tuple[int, str]] = []
+        needs: Counter[int] = Counter()
+        for gpus, count in candidate.chunks:
+            needs[gpus] += count
+        seats = [(self._seats(level, gpus), count) for gpus, count in needs.items()]
+        for name in seats[0][0]:
+            fits = min(
+                sum(n for t, n in by_type[name].items() if not candidate.gpu_types or t in candidate.gpu_types) // count
+                for by_type, count in seats
+            )
+            if fits:
+                rooms.append((fits, name))
+        most = _LOOK_AT * self.domains_max
+        if len(rooms) > most:
+            self.cut.add(candidate.job_id)
+            rooms = _promising(rooms, self.used.get(candidate.job_id, ()), most)
+        return sorted(name for _, name in rooms)
+
+    def _seats(self, level: TopologyLevel, gpus: int) -> dict[str, dict[str, int]]:
+        """Domain name -> GPU type -> workers of that size, going by devices (those of victims too) alone."""
+        if (level, gpus) not in self._seats_of:
+            found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+            for spot in self.spots:
+                name = spot.domain(level)
+                if name and name != SOME_DOMAIN:
+                    free, _, _ = limits(spot, len(self.victims.levels))
+                    found[name][spot.gpu_type] += free // gpus * len(spot.node_ids)
+            self._seats_of[level, gpus] = found
+        return self._seats_of[level, gpus]
+
     def _offered(
         self, candidate: Candidate, domains: list[tuple[int, str, list[_Draft]]]
     ) -> list[tuple[int, str, list[_Draft]]]:
@@ -264,13 +299,19 @@ class _Market:
         if len(domains) <= self.domains_max:
             return domains
         self.cut.add(candidate.job_id)
-        used = self.used.get(candidate.job_id, ())
-        ordered = sorted(domains, key=lambda d: (d[0], d[1]))
-        first = [d for d in ordered if d[1] in used]
-        rest = [d for d in ordered if d[1] not in used]
-        while rest and len(first) < self.domains_max:
-            first.append(rest.pop(0 if len(first) % 2 == 0 else -1))
-        return first[: self.domains_max]
+        chosen = _promising([d[:2] for d in domains], self.used.get(candidate.job_id, ()), self.domains_max)
+        names = {name for _, name in chosen}
+        return [d for d in domains if d[1] in names]
+
+
+def _promising(rooms: list[tuple[int, str]], used: tuple[str, ...], most: int) -> list[tuple[int, str]]:
+    """Of (room, domain) those that greedy used, then in turn the tightest and the roomiest."""
+    ordered = sorted(rooms)
+    first = [d for d in ordered if d[1] in used]
+    rest = deque(d for d in ordered if d[1] not in used)
+    while rest and len(first) < most:
+        first.append(rest.popleft() if len(first) % 2 == 0 else rest.pop())
+    return first[:most]
 
 
 def _workers(candidate: Candidate) -> int:

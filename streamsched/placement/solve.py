@@ -3,7 +3,8 @@
 1. Greedy: the fallback, and the MIP start. When it is within the gap of what all candidates that fit alone are
    worth, it is proved good enough and nothing else is done (the usual case on a cluster that is not scarce).
 2. The model (`milp.py`), unless it would be too large.
-3. Concrete nodes, then greedy once more for what still fits beside (a gap of 1 % can be a whole job).
+3. Concrete nodes, who has to make room for whom (`evictions.py`), then greedy once more for what still fits beside
+   (a gap of 1 % can be a whole job).
 4. The better one of 1 and 3, checked by `check.py`, and a reason for each candidate that was not placed.
 
 Shares of devices are kept out of the model: shares that go into partly used devices are placed before it, each
