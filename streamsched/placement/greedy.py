@@ -2,7 +2,8 @@
 
 Best fit: the node with the fewest idle devices that suffice, then the lowest node id; a share goes to the smallest
 free share that suffices, else to an idle device of the fullest node that has one. A gang is placed whole or not at
-all.
+all, in the most valuable way in which it fits: on faster devices first, close together where it wishes so. Only one
+that found no room has others make room for it (`making_room.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from collections.abc import Iterable
 
 from streamsched.core.problem import Assignment, Candidate, Problem
 
-from .request import is_sane
-from .stock import Stock
+from .making_room import make_room
+from .request import is_sane, is_share
+from .stock import Stock, Workers
 
 
 def greedy(problem: Problem) -> tuple[Assignment, ...]:
-    """Assignments in rank order. Each is feasible after those before it, devices taken as the core takes them."""
+    """Assignments in rank order, those that need nobody to make room first.
+
+    Each is feasible after those before it, devices taken as the core takes them.
+    """
     return fill(Stock(problem), problem.candidates)
 
 
@@ -25,10 +30,12 @@ def fill(
     candidates: Iterable[Candidate],
     *,
     open_devices: bool = True,
+    as_whole: bool = False,
     failed: dict[str, str] | None = None,
 ) -> tuple[Assignment, ...]:
     """Place what still fits into `stock`, which changes. A job is placed once even if it is named twice.
 
+    `open_devices` and `as_whole` as in `Stock.place`; where a share takes a whole device it has nobody evicted either.
     With `failed`, a candidate that raises is left out, and what it raised is written there under its job id.
     """
     placed: dict[str, Assignment] = {}
@@ -36,7 +43,7 @@ def fill(
         if candidate.job_id in placed or not is_sane(candidate):
             continue
         try:
-            workers = stock.place(candidate, open_devices=open_devices)
+            workers, after = _seat(stock, candidate, open_devices, as_whole)
         except Exception as error:
             if failed is None:
                 raise
@@ -48,5 +55,16 @@ def fill(
                 attempt=candidate.attempt,
                 workers=workers,
                 score=candidate.score,
+                after=after,
             )
-    return tuple(placed.values())
+    return tuple(sorted(placed.values(), key=lambda assignment: bool(assignment.after)))
+
+
+def _seat(
+    stock: Stock, candidate: Candidate, open_devices: bool, as_whole: bool
+) -> tuple[Workers | None, tuple[str, ...]]:
+    """(nodes or None, victims that have to go first)."""
+    workers = stock.place(candidate, open_devices=open_devices, as_whole=as_whole)
+    if workers is not None or not stock.freed.victims or is_share(candidate):
+        return workers, ()
+    return make_room(stock, candidate) or (None, ())

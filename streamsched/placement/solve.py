@@ -3,7 +3,8 @@
 1. Greedy: the fallback, and the MIP start. When it is within the gap of what all candidates that fit alone are
    worth, it is proved good enough and nothing else is done (the usual case on a cluster that is not scarce).
 2. The model (`milp.py`), unless it would be too large.
-3. Concrete nodes, then greedy once more for what still fits beside (a gap of 1 % can be a whole job).
+3. Concrete nodes, who has to make room for whom (`evictions.py`), then greedy once more for what still fits beside
+   (a gap of 1 % can be a whole job).
 4. The better one of 1 and 3, checked by `check.py`, and a reason for each candidate that was not placed.
 
 Shares of devices are kept out of the model: shares that go into partly used devices are placed before it, each
@@ -17,23 +18,26 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
 
-from streamsched.core.model import WHOLE_GPU
 from streamsched.core.problem import Assignment, Candidate, Problem, Solution, SolveStatus
 
-from .cells import Cell, Plan, cells_of, expand, plan_of
+from .cells import Layout, expand, layout_of, plan_of
 from .check import check, sift
+from .evictions import settle
 from .greedy import fill
-from .groups import Demand, demands_of, groups_of
+from .groups import groups_of
 from .objective import fragmentation_weight, placed_value
-from .reasons import never_fits, outranked
-from .request import Request, is_share
+from .options import Options, options_of
+from .reasons import Judge, outranked
+from .request import is_share
+from .spots import Victims, spots_of
 from .stock import Stock
+from .worth import at_most
 
 Clock = Callable[[], float]
 
@@ -62,6 +66,8 @@ class SolveLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Larger models are not built: the clock is looked at too rarely in them."""
     patterns_max: int = 300
     """Groups with more packing patterns are modelled node by node."""
+    domains_max: int = 24
+    """Topology domains that one candidate is offered; with more to choose from the answer may miss the optimum."""
     seed: int = 0
     presolve: bool = False
     """Off: no slower on these models than on (measured), and presolve does not look at the clock."""
@@ -105,13 +111,14 @@ class _Window:
         self._judge()
         self._hold_back()
         self.hopeful = [c for job_id, c in self.by_id.items() if job_id not in self.hopeless]
-        self.worth = math.fsum(max(0.0, c.value) for c in self.hopeful)
+        self.worth = math.fsum(at_most(c) for c in self.hopeful)
         self.build_s = 0.0
         self.solve_s = 0.0
         self.note = ""
 
     def _judge(self) -> None:
         """What can never fit, once per kind of request."""
+        judge = Judge(self.problem)
         known: dict[Candidate, str | None] = {}
         for job_id, candidate in self.by_id.items():
             if job_id in self.hopeless:
@@ -119,7 +126,7 @@ class _Window:
             kind = msgspec.structs.replace(candidate, job_id="", attempt=0, value=0.0, score=0.0)
             try:
                 if kind not in known:
-                    known[kind] = never_fits(self.problem, candidate)
+                    known[kind] = judge.never_fits(candidate)
                 why = known[kind]
             except Exception as error:
                 why = f"failed: {type(error).__name__}: {error}"
@@ -206,15 +213,16 @@ class _Window:
         started = self.clock()
         stock = Stock(self.problem)
         filled = _fill_shares(stock, self.hopeful)
-        left = _as_whole_devices(c for c in self.hopeful if c.job_id not in {a.job_id for a in filled})
-        kinds, demands = demands_of(left.values())
-        cells = cells_of(groups_of(stock.lots(), kinds), demands, self.limits.patterns_max)
-        variables = milp.size_of(demands, cells)
-        if variables > self.limits.variables_max:
-            self._say(f"too large: {variables} variables, at most {self.limits.variables_max}")
+        left = {c.job_id: c for c in self.hopeful if c.job_id not in {a.job_id for a in filled}}
+        victims = Victims(self.problem, self.worth)
+        offer, layout = self._layout(stock, left, victims, base)
+        if not layout.demands:
+            return None, self._bound(0.0, offer)
+        if layout.size > self.limits.variables_max:
+            self._say(f"too large: {layout.size} variables, at most {self.limits.variables_max}")
             return None, self.worth
-        model = milp.Model(kinds, demands, cells, self.weight)
-        model.start_from(self._start(base, left, kinds, demands, cells))
+        model = milp.Model(layout, self.weight)
+        model.start_from(plan_of(self._start(base, left), layout, offer.spots))
         built = self.clock()
         try:
             answer = milp.run(
@@ -230,43 +238,76 @@ class _Window:
             return None, self.worth
         finally:
             self.build_s, self.solve_s = built - started, self.clock() - built
-        exact = not any(is_share(c) for c in self.hopeful)
-        bound = self.worth if answer.bound is None or not exact else min(self.worth, answer.bound)
+        bound = self._bound(answer.bound, offer)
         if answer.plan is None:
             return None, bound
-        return self._complete(stock, filled, expand(answer.plan, left, kinds, demands, cells)), bound
+        return self._complete(stock, filled, expand(answer.plan, left, layout), answer.plan.evicted, victims), bound
 
-    def _start(
+    def _layout(
+        self, stock: Stock, left: dict[str, Candidate], victims: Victims, base: _Found
+    ) -> tuple[Options, Layout]:
+        """What the model is about; with fewer domains to choose from when it would be too large."""
+        spots = spots_of(stock.lots(), self.problem, victims)
+        used = {a.job_id: tuple(n for n, _ in a.workers) for a in base.assignments}
+        domains_max = max(1, self.limits.domains_max)
+        while True:
+            offer = options_of(left.values(), self.problem, spots, victims, domains_max, used)
+            groups = groups_of(offer.spots, offer.kinds)
+            layout = layout_of(offer.kinds, offer.demands, groups, victims, self.limits.patterns_max)
+            if layout.size <= self.limits.variables_max or domains_max == 1 or not offer.domains:
+                return offer, layout
+            domains_max = min(domains_max, offer.domains) // 2 or 1
+
+    def _bound(self, bound: float | None, offer: Options) -> float:
+        """Of the whole problem, from that of the model.
+
+        Without the candidates that were not offered all their domains the model is exact; each of them adds its own
+        value at most, and the GPUs it leaves idle.
+        """
+        if bound is None or any(is_share(c) for c in self.hopeful):
+            return self.worth
+        if offer.cut:
+            self._say(f"{len(offer.cut)} candidates could choose among {self.limits.domains_max} domains at most")
+            bound += math.fsum(at_most(c) + self.weight * c.total_gpus for c in self.hopeful if c.job_id in offer.cut)
+        return min(self.worth, bound)
+
+    def _start(self, base: _Found, left: dict[str, Candidate]) -> tuple[Assignment, ...]:
+        """Greedy's answer with whole devices for shares."""
+        if not any(is_share(c) for c in self.by_id.values()):
+            return base.assignments
+        stock = Stock(self.problem)
+        _fill_shares(stock, self.hopeful)
+        return fill(stock, left.values(), as_whole=True)
+
+    def _complete(
         self,
-        base: _Found,
-        left: dict[str, Candidate],
-        kinds: list[Request],
-        demands: list[Demand],
-        cells: list[Cell],
-    ) -> Plan:
-        """Greedy's plan, in the terms of the model."""
-        assignments = base.assignments
-        if any(is_share(c) for c in self.by_id.values()):
-            stock = Stock(self.problem)
-            _fill_shares(stock, self.hopeful)
-            assignments = fill(stock, left.values())
-        return plan_of(assignments, left, kinds, demands, cells)
-
-    def _complete(self, stock: Stock, filled: tuple[Assignment, ...], seated: tuple[Assignment, ...]) -> _Found:
-        """Seat the model's jobs (whole devices first), then whatever still fits, in rank order."""
-        order = sorted(seated, key=lambda a: is_share(self.by_id[a.job_id]))
-        for assignment in order:
-            stock.put(self.by_id[assignment.job_id], assignment.workers)
-        done = {a.job_id for a in (*filled, *order)}
-        more = fill(stock, (c for c in self.hopeful if c.job_id not in done))
-        return self._worth_of((*filled, *order, *more), stock)
+        stock: Stock,
+        filled: tuple[Assignment, ...],
+        seated: tuple[Assignment, ...],
+        evicted: set[int],
+        victims: Victims,
+    ) -> _Found:
+        """Seat the model's jobs (shares first: they take nothing that victims free), then what still fits."""
+        shares = tuple(a for a in seated if is_share(self.by_id[a.job_id]))
+        for assignment in shares:
+            stock.put(self.by_id[assignment.job_id], assignment.workers, assignment.after)
+        whole = [a for a in seated if not is_share(self.by_id[a.job_id])]
+        if evicted:
+            taken_on = {n: c.affinity_taken for c in self.problem.classes if c.affinity_taken for n in c.node_ids}
+            whole = list(settle(whole, self.by_id, victims, evicted, stock.left_on, taken_on))
+        for assignment in whole:
+            stock.put(self.by_id[assignment.job_id], assignment.workers, assignment.after)
+        done = (*filled, *shares, *whole)
+        placed = {a.job_id for a in done}
+        more = fill(stock, (c for c in self.hopeful if c.job_id not in placed))
+        return self._worth_of((*done, *more), stock)
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────────
 
     def _evaluate(self, assignments: tuple[Assignment, ...]) -> _Found:
         stock = Stock(self.problem)
         for assignment in assignments:
-            stock.put(self.by_id[assignment.job_id], assignment.workers)
+            stock.put(self.by_id[assignment.job_id], assignment.workers, assignment.after)
         return self._worth_of(assignments, stock)
 
     def _worth_of(self, assignments: tuple[Assignment, ...], stock: Stock) -> _Found:
@@ -307,8 +348,3 @@ class _Window:
 def _fill_shares(stock: Stock, candidates: list[Candidate]) -> tuple[Assignment, ...]:
     """Shares that go into partly used devices alone cost no idle device: placed before the model."""
     return fill(stock, (c for c in candidates if is_share(c)), open_devices=False)
-
-
-def _as_whole_devices(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
-    """By job id; a share takes part as a whole device."""
-    return {c.job_id: msgspec.structs.replace(c, gpu_milli=WHOLE_GPU) if is_share(c) else c for c in candidates}

@@ -230,7 +230,7 @@ def test_what_the_check_refuses_of_greedy_is_dropped_and_said(monkeypatch: pytes
     assert "job a: no good" in solution.note
 
 
-@pytest.mark.parametrize("name", ["sift", "cells_of"])
+@pytest.mark.parametrize("name", ["sift", "layout_of"])
 def test_what_fails_after_greedy_leaves_greedys_answer(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def fail(*_: object) -> None:
         raise RecursionError("deep")
