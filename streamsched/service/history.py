@@ -11,7 +11,10 @@ from streamsched.bus.messages import JournalRecord
 from streamsched.bus.producer import make_producer
 from streamsched.bus.topics import partition_of
 from streamsched.core.cluster import ClusterState
-from streamsched.core.instructions import Decision, Place
+from streamsched.core.events import WindowElapsed
+from streamsched.core.instructions import Decision, Place, SolveWindow
+from streamsched.core.problem import Problem
+from streamsched.core.window import Ranker
 from streamsched.errors import UserError
 from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
@@ -71,6 +74,19 @@ async def replay(
         if fold.add(entry) and on_record is not None:
             on_record(entry.record, fold.state)
     return fold
+
+
+def next_window(fold: Fold, ranker: Ranker) -> Problem | None:
+    """What the pool's owner would ask its solver at the moment of the fold's last record; None: no job could start.
+
+    The fold's state goes on to that window, so it is not the journal's any more.
+    """
+    state = fold.state
+    state.ranker = ranker
+    for instruction in state.handle(WindowElapsed(), state.now):
+        if isinstance(instruction, SolveWindow):
+            return instruction.problem
+    return None
 
 
 async def compare_with_redis(settings: Settings, pool: str) -> list[str]:

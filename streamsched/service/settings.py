@@ -57,6 +57,11 @@ class Settings:
     """Jobs listed in a message of queue.rankings at most."""
     stop_s: float = 8.0
     """A pool that is stopped may take so long to finish its commit; then its next owner completes it."""
+    dump_dir: str = ""
+    """Folder in which windows are kept whose solve was slow, failed or fell back; empty: none are."""
+    dump_files: int = 20
+    dump_mib: int = 64
+    """Of all dumps together at most; the oldest are dropped."""
 
     @property
     def key_prefix(self) -> str:
