@@ -207,8 +207,8 @@ def _print_jobs(problem: Problem, solution: Solution) -> None:
         table = Table("job", "value", "why", box=None, pad_edge=False)
         for candidate in problem.candidates:
             if candidate.job_id in solution.unplaced:
-                row = (candidate.job_id, f"{candidate.value:g}", solution.unplaced[candidate.job_id])
-                table.add_row(*map(Text, row))
+                why = solution.unplaced[candidate.job_id]
+                table.add_row(*map(Text, (candidate.job_id, f"{candidate.value:g}", why)))
         console.print(table)
 
 

@@ -177,9 +177,9 @@ def parse(body: bytes, name: str) -> Dump:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{name}{_place(body, str(error))}: {_broken(str(error))}") from None
-    kind = Dump if isinstance(raw, dict) and "problem" in raw else Problem
+    kind: type[Dump] | type[Problem] = Dump if isinstance(raw, dict) and "problem" in raw else Problem
     try:
-        value = msgspec.convert(raw, kind)
+        value: Dump | Problem = msgspec.convert(raw, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise UserError(f"{name}: {error}") from None
     for path in _unknown(raw, value, "$"):
