@@ -34,7 +34,8 @@ from streamsched.core.problem import Assignment, Candidate, NodeClass, Problem
 from streamsched.placement import SolveLimits, greedy, solve
 
 FOLDER = "alibaba-gpu-v2023"
-SEEDS = 5
+SEEDS = range(10, 15)
+"""Not 0 and 1, on which the trial scorer was chosen among four."""
 WINDOW = 8
 ASKED_MOST = 1.3
 """Times the cluster's GPUs, at which an experiment ends."""
@@ -151,7 +152,8 @@ class FragmentationGradient:
         self._pods: list[Pod] = []
         self._shares = np.zeros(0)
         self._scores: dict[Pod, Array] = {}
-        self._known: dict[Pod, tuple[Array, Array, Array]] = {}
+        self._known: dict[Pod, Array] = {}
+        """[free GPU, cpu, memory] of each node when its score for this pod was found."""
 
     def __call__(self, cluster: Cluster, pod: Pod, nodes: Array) -> Array:
         self._note(pod)
@@ -194,20 +196,27 @@ class FragmentationGradient:
 
     def _stale(self, cluster: Cluster, pod: Pod, nodes: Array) -> Array:
         """Which of the nodes have changed since their score for this pod was found."""
-        now = (cluster.free.sum(axis=1), cluster.cpu, cluster.memory)
         if pod not in self._known:
             self._scores[pod] = np.zeros(len(cluster.cpu))
-            changed = np.ones(len(nodes), dtype=bool)
-        else:
-            changed = np.any([a[nodes] != b[nodes] for a, b in zip(now, self._known[pod], strict=True)], axis=0)
-            for a, b in zip(now, self._known[pod], strict=True):
-                b[nodes] = a[nodes]
-            return changed
-        unknown = tuple(np.full(len(cluster.cpu), -1) for _ in now)
-        for a, b in zip(now, unknown, strict=True):
-            b[nodes] = a[nodes]
-        self._known[pod] = unknown  # type: ignore[assignment]
+            self._known[pod] = np.full((3, len(cluster.cpu)), -1)
+        known = self._known[pod]
+        now = np.stack([cluster.free[nodes].sum(axis=1), cluster.cpu[nodes], cluster.memory[nodes]])
+        changed: Array = (known[:, nodes] != now).any(axis=0)
+        known[:, nodes] = now
         return changed
+
+
+class GradientWithFit(FragmentationGradient):
+    """A trial of what the engine could score by: the gradient, and best fit where it hardly differs.
+
+    The gradient alone is zero on every node that this pod leaves as useful as it was, and then the lowest node is
+    taken. `WEIGHT`: thousandths of a GPU of fragmentation that one unit of best fit counts as.
+    """
+
+    WEIGHT = 300.0
+
+    def __call__(self, cluster: Cluster, pod: Pod, nodes: Array) -> Array:
+        return super().__call__(cluster, pod, nodes) + self.WEIGHT * best_fit(cluster, pod, nodes)
 
 
 def _taken(free: Array, pod: Pod) -> Array:
@@ -292,6 +301,7 @@ PLACERS: dict[str, Callable[[], Placer]] = {
     "best fit": lambda: OneByOne(best_fit),
     "dot product": lambda: OneByOne(dot_product),
     "fragmentation gradient": lambda: OneByOne(FragmentationGradient()),
+    "gradient with fit (trial)": lambda: OneByOne(GradientWithFit()),
     "engine, greedy": lambda: Engine(greedy),
     "engine, solve": lambda: Engine(lambda problem: solve(problem, LIMITS).assignments),
 }
@@ -337,7 +347,7 @@ def run(quick: bool) -> None:
     pods, refused = read_pods(folder / "openb_pod_list_default.csv")
     if quick:
         machines = machines[::10]
-    seeds = range(2 if quick else SEEDS)
+    seeds = SEEDS[:2] if quick else SEEDS
     gpus = sum(m.gpus for m in machines)
     table = Table(
         title=f"share of {gpus:,} GPUs of {len(machines):,} nodes allocated, %; {len(pods):,} pods drawn with"

@@ -99,6 +99,8 @@ def _pod(row: Row) -> Pod:
 def _machine(row: Row) -> Machine:
     if not row["sn"]:
         raise OddRow("no-name")
+    if row["gpu"] == "0":
+        raise OddRow("cpu-node")
     gpus = gpu_count(row["gpu"])
     if not row["model"]:
         raise OddRow("no-model")

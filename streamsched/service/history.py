@@ -79,7 +79,8 @@ async def replay(
 def next_window(fold: Fold, ranker: Ranker) -> Problem | None:
     """What the pool's owner would ask its solver at the moment of the fold's last record; None: no job could start.
 
-    The fold's state goes on to that window, so it is not the journal's any more.
+    Its number is not the owner's: each process counts its own windows. The fold's state goes on to that window, so it
+    is not the journal's any more.
     """
     state = fold.state
     state.ranker = ranker

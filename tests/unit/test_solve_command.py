@@ -11,14 +11,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from core_builder import Pool, reloaded
 from rich.console import Console
 
 import streamsched.cli
+from streamsched.core.instructions import SolveWindow
 from streamsched.core.problem import Candidate, NodeClass, Problem, Victim
 from streamsched.errors import UserError
 from streamsched.placement import SolveLimits, milp
 from streamsched.placement import solve as by_engine
+from streamsched.policy.rules import FirstComeFirstServed
 from streamsched.service.dumps import Dump, parse
+from streamsched.service.history import next_window
+from streamsched.service.recovery import Fold
+from streamsched.store.pool_store import Position
 
 assert milp  # Pyomo logs to the stderr it finds when it is imported: not to one that a test has captured
 Solve = Callable[..., tuple[int, str, str]]
@@ -196,6 +202,32 @@ def test_an_lp_file_that_cannot_be_written_is_one_line(solve: Solve, tmp_path: P
     code, _, err = solve("-", "--write-lp", str(tmp_path / "no" / "m.lp"), stdin=raw())
     assert (code, err.count("\n")) == (2, 1)
     assert "No such file or directory" in err
+
+
+def test_the_window_of_a_folded_state_is_the_one_its_owner_would_ask() -> None:
+    pool = Pool()
+    pool.nodes(2, gpus=4)
+    pool.arrive("a", 3)
+    pool.arrive("b", 2, 2)
+    pool.running("a")
+    pool.arrive("c", 1, gpu_types=("V100",))
+    fold = Fold(reloaded(pool.state), Position())
+    fold.state.ranker = None
+    (asked,) = [i for i in pool.window() if isinstance(i, SolveWindow)]
+    found = next_window(fold, FirstComeFirstServed())
+    assert found is not None
+    numbered = msgspec.structs.replace(found, window=asked.problem.window)  # each owner counts its own windows
+    assert numbered == asked.problem
+    assert {c.job_id for c in asked.problem.candidates} == {"c"}
+
+
+def test_a_state_in_which_no_job_could_start_asks_nothing() -> None:
+    pool = Pool()
+    pool.node("n", 2)
+    pool.arrive("a", 2)
+    pool.running("a")
+    pool.arrive("b", 2)
+    assert next_window(Fold(reloaded(pool.state), Position()), FirstComeFirstServed()) is None
 
 
 def test_as_a_process_it_prints_nothing_but_its_answer() -> None:
