@@ -29,7 +29,7 @@ def _root(
 
 
 def _mount() -> None:
-    from streamsched.commands import demo, history, topics, up, worker
+    from streamsched.commands import demo, history, solve, topics, up, worker
 
     app.add_typer(topics.topics_app, name="topics")
     app.command("worker")(worker.worker)
@@ -37,6 +37,7 @@ def _mount() -> None:
     app.command("demo")(demo.demo)
     app.command("replay")(history.replay_command)
     app.command("rebuild")(history.rebuild_command)
+    app.command("solve")(solve.solve_command)
 
 
 def main() -> None:

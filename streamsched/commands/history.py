@@ -39,9 +39,9 @@ def replay_command(
     as_json: Annotated[bool, typer.Option("--json", help="The whole state as one JSON document.")] = False,
 ) -> None:
     """Fold a pool's journal through the core, without any solver, and print the state or one job's story."""
-    settings = _ready()
+    settings = ready()
     if check:
-        differences = _run(compare_with_redis(settings, pool), settings)
+        differences = run(compare_with_redis(settings, pool), settings)
         for line in differences[:20]:
             console.print(line, markup=False)
         if differences:
@@ -49,7 +49,7 @@ def replay_command(
         console.print(f"pool {pool}: Redis holds what the journal gives, value for value")
         return
     lines, note = story_of(job or "")
-    fold = _run(replay(settings, pool, _until(until), note if job else None), settings)
+    fold = run(replay(settings, pool, until_of(until), note if job else None), settings)
     if job:
         if not lines:
             raise UserError(f"pool {pool}: no job {job} up to record {fold.position.seq}")
@@ -63,8 +63,8 @@ def replay_command(
 
 def rebuild_command(pool: PoolOption) -> None:
     """Write a pool's keys in Redis anew from snapshots and journal. A live owner of the pool ends and restarts."""
-    settings = _ready()
-    fold = _run(rebuild(settings, pool), settings)
+    settings = ready()
+    fold = run(rebuild(settings, pool), settings)
     _print_state(fold.state, fold.position.seq)
 
 
@@ -78,7 +78,7 @@ def _print_state(state: ClusterState, seq: int) -> None:
     console.print(f"runs: {len(state.runs)} on {held} of {total} GPUs, {len(state.inventory.nodes)} nodes")
 
 
-def _until(text: str | None) -> Until:
+def until_of(text: str | None) -> Until:
     if text is None:
         return Until()
     if text.isdigit():
@@ -92,14 +92,14 @@ def _until(text: str | None) -> Until:
     return Until(time=moment.timestamp())
 
 
-def _ready() -> Settings:
+def ready() -> Settings:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     settings = Settings.from_env()
     check_reachable(settings.kafka, settings.redis)
     return settings
 
 
-def _run(work: Coroutine[Any, Any, T], settings: Settings) -> T:
+def run(work: Coroutine[Any, Any, T], settings: Settings) -> T:
     try:
         return asyncio.run(work)
     except Unreadable as error:

@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from aiokafka.errors import KafkaError
@@ -28,6 +29,7 @@ from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
 
 from .clock import Clock, TimedProducer
+from .dumps import DumpFolder, DumpingSolver
 from .letters import DeadLetters
 from .reachable import check_reachable, probe_kafka
 from .recovery import Fenced
@@ -89,6 +91,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     redis = connect(settings.redis)
     solver = SolverProcess(settings.solve_limits())
     await _start(settings, producer, solver)
+    dumping = _dumping(settings, solver, clock)
     letters = DeadLetters(settings, producer, clock)
     index = JobIndex(redis, settings.pools, settings.key_prefix, settings.index_keep_s)
     parts = Parts(
@@ -96,7 +99,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
         producer=producer,
         clock=clock,
         ranker=ranker,
-        solve=solver.solve,
+        solve=dumping.solve if dumping else solver.solve,
         letters=letters.write,
         index=index,
     )
@@ -125,8 +128,17 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
         for task in watching:
             task.cancel()
         await solver.close()
+        if dumping:
+            await dumping.close()
         worker.left += [] if await producer.stop(_STOP_S) else ["Kafka"]
         await redis.aclose()
+
+
+def _dumping(settings: Settings, solver: SolverProcess, clock: Clock) -> DumpingSolver | None:
+    if not settings.dump_dir:
+        return None
+    folder = DumpFolder(Path(settings.dump_dir), settings.dump_files, settings.dump_mib * 2**20)
+    return DumpingSolver(solver.solve, settings.solve_limits(), folder, clock)
 
 
 async def _start(settings: Settings, producer: Producer, solver: SolverProcess) -> None:

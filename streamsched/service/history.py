@@ -14,10 +14,13 @@ from streamsched.bus.messages import JournalRecord
 from streamsched.bus.producer import make_producer
 from streamsched.bus.topics import partition_of
 from streamsched.core.cluster import ClusterState, Meta
-from streamsched.core.instructions import Decision, Place
+from streamsched.core.events import WindowElapsed
+from streamsched.core.instructions import Decision, Place, SolveWindow
 from streamsched.core.model import Job, Run
 from streamsched.core.node import NodeRecord
+from streamsched.core.problem import Problem
 from streamsched.core.tenants import TenantUsage
+from streamsched.core.window import Ranker
 from streamsched.errors import UserError
 from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
@@ -110,6 +113,20 @@ async def _replay(
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def next_window(fold: Fold, ranker: Ranker) -> Problem | None:
+    """What the pool's owner would ask its solver at the moment of the fold's last record; None: no job could start.
+
+    Its number is not the owner's: each process counts its own windows. The fold's state goes on to that window, so it
+    is not the journal's any more.
+    """
+    state = fold.state
+    state.ranker = ranker
+    for instruction in state.handle(WindowElapsed(), state.now):
+        if isinstance(instruction, SolveWindow):
+            return instruction.problem
+    return None
 
 
 async def compare_with_redis(settings: Settings, pool: str) -> list[str]:

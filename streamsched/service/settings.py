@@ -65,6 +65,11 @@ class Settings:
     """Jobs listed in a message of queue.rankings at most."""
     stop_s: float = 8.0
     """A pool that is stopped may take so long to finish its commit; then its next owner completes it."""
+    dump_dir: str = ""
+    """Folder in which windows are kept whose solve was slow, failed or fell back; empty: none are."""
+    dump_files: int = 20
+    dump_mib: int = 64
+    """Of all dumps together at most; the oldest are dropped."""
 
     @property
     def key_prefix(self) -> str:
@@ -129,6 +134,8 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "ranking_every_s": (0, 3600),
     "ranking_jobs": (1, 2000),
     "stop_s": (0.1, 300),
+    "dump_files": (1, 10_000),
+    "dump_mib": (1, 100_000),
     "session_s": (0.1, 1800),
     "heartbeat_s": (0.01, 600),
     "rebalance_s": (0.1, 1800),
@@ -234,7 +241,7 @@ def _checked(what: str, name: str, value: Any, kind: Any, strict: bool) -> Any:
         converted = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise UserError(f"{what}: {error}") from None
-    if get_origin(kind) is Literal:
+    if get_origin(kind) is Literal or name == "dump_dir":
         return converted
     if name in BOUNDS:
         _check_bounds(what, "", converted, BOUNDS[name])

@@ -7,6 +7,8 @@ import signal
 import threading
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from streamsched.core.problem import Problem, Solution
 from streamsched.placement import SolveLimits, solve
 
@@ -25,6 +27,11 @@ def hang_at_once(problem: Problem, limits: SolveLimits, on_greedy: OnGreedy) -> 
     if problem.window >= 0:
         threading.Event().wait()
     return solve(problem, limits, on_greedy)
+
+
+def deaf(problem: Problem, limits: SolveLimits, on_greedy: OnGreedy) -> Solution:
+    """Solves, without any limit but in the warm-up."""
+    return solve(problem, limits if problem.window < 0 else replace(limits, time_s=None), on_greedy)
 
 
 def die_in_window_1(problem: Problem, limits: SolveLimits, on_greedy: OnGreedy) -> Solution:

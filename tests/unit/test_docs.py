@@ -55,7 +55,7 @@ def names_of(section: Any) -> list[str]:
 
 
 def as_written(default: Any) -> str:
-    if default is None:
+    if default is None or default == "":
         return "none"
     if isinstance(default, bool):
         return "`on`" if default else "`off`"

@@ -14,7 +14,7 @@ from streamsched.bus import codec, snapshots
 from streamsched.bus.journal import Entry
 from streamsched.bus.messages import JournalRecord
 from streamsched.bus.snapshots import Snapshot
-from streamsched.commands.history import _until
+from streamsched.commands.history import until_of
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.errors import UserError
@@ -142,11 +142,11 @@ def test_without_a_snapshot_that_reaches_back_there_is_no_state(
 
 
 def test_what_until_may_say() -> None:
-    assert _until("12") == Until(seq=12)
-    assert _until("1970-01-01T00:01:00Z") == Until(time=60.0)
+    assert until_of("12") == Until(seq=12)
+    assert until_of("1970-01-01T00:01:00Z") == Until(time=60.0)
     for text in ("yesterday", "1970-01-01T00:01:00", "-1"):
         with pytest.raises(UserError, match=f"--until {text}"):
-            _until(text)
+            until_of(text)
 
 
 def test_a_value_as_another_version_wrote_it_is_no_difference(records: list[JournalRecord]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from streamsched.core.problem import Candidate, NodeClass, Problem, Solution, SolveStatus
-from streamsched.placement import SolveLimits, solve
+from streamsched.placement import SolveLimits, check, solve
 from streamsched.service.solver import SolverProcess
 
 LIMITS = SolveLimits(time_s=1.0)
@@ -89,6 +90,65 @@ def test_at_the_deadline_greedys_answer_is_there_and_the_loop_was_never_blocked(
         assert solver.pid not in (None, before)
 
     with_solver(use, "solver_functions:hang", SHORT, grace_s=0.2)
+
+
+def hard(number: int) -> Problem:
+    """Many jobs of odd sizes that are worth almost what they take, on many odd nodes: not finished in any time."""
+    r = random.Random(number)
+    return Problem(
+        pool="p",
+        window=number,
+        now=0.0,
+        policy="t",
+        candidates=tuple(
+            Candidate(
+                job_id=f"j{i}",
+                attempt=0,
+                chunks=((1, 1),),
+                value=1.0 + (cpu + memory + r.randrange(-300, 300)) / 80_000,
+                cpu_milli=cpu,
+                memory_mib=memory,
+            )
+            for i in range(96)
+            for cpu, memory in [(r.randrange(10_001, 40_000, 2), r.randrange(10_001, 40_000, 2))]
+        ),
+        classes=tuple(
+            NodeClass(
+                gpu_type="V",
+                free_gpus=8,
+                node_ids=(f"n{i}",),
+                free_cpu_milli=r.randrange(50_001, 90_000, 2),
+                free_memory_mib=r.randrange(50_001, 90_000, 2),
+            )
+            for i in range(24)
+        ),
+    )
+
+
+@pytest.mark.parametrize("function", ["streamsched.placement.solve:solve", "solver_functions:deaf"])
+def test_a_model_made_hard_gives_its_best_so_far_and_the_loop_goes_on(function: str) -> None:
+    """Whether the engine looks at its limit by itself or has to be killed at the deadline."""
+
+    async def use(solver: SolverProcess) -> None:
+        beats = 0
+
+        async def heartbeat() -> None:
+            nonlocal beats
+            while True:
+                await asyncio.sleep(0.01)
+                beats += 1
+
+        beating = asyncio.create_task(heartbeat())
+        solution = await solver.solve(hard(1))
+        beating.cancel()
+        assert solution.status in (SolveStatus.INCUMBENT, SolveStatus.GREEDY)
+        assert len(solution.assignments) > 24
+        assert check(hard(1), solution) == []
+        assert beats >= 5
+        assert solver.timeouts == (1 if function.endswith("deaf") else 0)
+
+    grace_s = 0.5 if function.endswith("deaf") else 20.0
+    with_solver(use, function, SolveLimits(time_s=0.5, gap=0.0), grace_s)
 
 
 def test_without_even_greedys_answer_the_window_is_empty() -> None:
