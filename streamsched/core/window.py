@@ -80,7 +80,7 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         ranking.append(Ranked(job.spec.job_id, score, reason))
     chosen = chooser.chosen
     victims = chooser.victims_of_chosen()
-    values, costs = _values(state, [job for _, job in chosen], victims)
+    values, costs = _values(state, [job for _, job in chosen], victims, levels)
     problem = Problem(
         pool=state.pool,
         window=number,
@@ -222,27 +222,28 @@ def avoided(state: ClusterState, job: Job, now: float) -> tuple[str, ...]:
 
 
 def _values(
-    state: ClusterState, chosen: Sequence[Job], victims: Sequence[Victim] = ()
+    state: ClusterState, chosen: Sequence[Job], victims: Sequence[Victim], levels: Mapping[str, int]
 ) -> tuple[list[float], list[float]]:
     """What placing each is worth, in rank order, and what stopping each victim costs.
 
     Per GPU the first of the window is worth twice the last, so that filling the cluster comes first and the order
-    decides between jobs that compete for the same GPUs. A victim counts as the first of its class would, and more by
-    what it loses. Any job of a higher priority class, waiting or running, is worth more than all of the lower classes
-    together.
+    decides between jobs that compete for the same GPUs. A victim counts as a job of its level would (`levels`, by job
+    id), and more by what it loses. Any job of a higher priority class, waiting or running, is worth more than all of
+    the lower classes together.
     """
     count = len(chosen)
-    values = [max(1, job.spec.total_gpu_milli) / WHOLE_GPU * (2.0 - place / count) for place, job in enumerate(chosen)]
-    costs = [victim.cost for victim in victims]
+    values = [
+        max(1, state.inventory.most_milli(job.spec)) / WHOLE_GPU * (2.0 - place / count)
+        for place, job in enumerate(chosen)
+    ]
+    better = [sum(levels[job.spec.job_id] > victim.level for job in chosen) for victim in victims]
+    costs = [victim.cost * (2.0 - above / count) for victim, above in zip(victims, better, strict=True)]
     classes = [priority(state, job) for job in chosen]
     classes_of_victims = [priority(state, state.jobs[victim.job_id]) for victim in victims]
     below = 0.0
     for number in sorted({*classes, *classes_of_victims}):
         places = [place for place, own in enumerate(classes) if own == number]
         stops = [place for place, own in enumerate(classes_of_victims) if own == number]
-        first = 2.0 - sum(own > number for own in classes) / count
-        for place in stops:
-            costs[place] *= first
         block = [*(values[place] for place in places), *(costs[place] for place in stops)]
         scale = max(1.0, (below + 1.0) / min(block)) if below else 1.0
         for place in places:

@@ -10,6 +10,7 @@ from streamsched.core import events as ev
 from streamsched.core.instructions import Preempt, SolveWindow
 from streamsched.core.problem import Assignment, Solution, SolveStatus
 from streamsched.core.tenants import TenantPolicy
+from streamsched.placement import solve
 from streamsched.policy.rules import FairShare, Smallest
 
 
@@ -257,6 +258,20 @@ def test_by_score_the_order_of_the_queue_is_that_of_the_levels(make_pool):
     levels = [c.level for c in asked.candidates]
     assert levels == sorted(levels, reverse=True)
     assert asked.victims[0].level < levels[0]
+
+
+@pytest.mark.parametrize(("since_checkpoint_s", "makes_room"), [(20, True), (3000, False)])
+def test_by_score_a_run_makes_room_for_better_ones_of_its_class_unless_it_would_lose_too_much(
+    make_pool, since_checkpoint_s, makes_room
+):
+    pool = preempting(make_pool, preempt="score", ranker=Smallest())
+    pool.arrive("wide", 8, preemptible=True)
+    pool.running("wide")
+    pool.later(since_checkpoint_s)
+    pool.arrive("a", 4)
+    pool.arrive("b", 4)
+    out = pool.send(ev.WindowSolved(solution=solve(question(pool))))
+    assert bool(stops(out)) is makes_room
 
 
 @pytest.mark.parametrize(("of_class", "makes_room"), [("normal", True), ("high", False)])
