@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,7 @@ def _job(rng: Random, job_id: str, at: float, pool: str | None) -> m.JobArrival:
         gpus_per_worker=None if share else min(gpus, 2) if small else gpus,
         workers=1 if share or small else rng.choice((1, 1, 1, 2, 3)),
         gpu_types=rng.choice(((), (), ("A",), ("B",), ("A", "B"))),
+        mixed_types=rng.random() < 0.3,
         tenant="small" if small else rng.choice(("red", "blue")),
         pool=pool,
         preemptible=rng.random() < 0.4,
@@ -113,10 +114,13 @@ def _commands(rng: Random, work: Workload, job_id: str, at: float, names: TopicN
 
 def fits(job: m.JobArrival, nodes: tuple[FleetNode, ...]) -> bool:
     """Whether empty nodes could hold it: all workers are equal, so counting places is exact."""
-    suited = [node for node in nodes if not job.gpu_types or node.gpu_type in job.gpu_types]
+    places: Counter[str] = Counter()
+    for node in nodes:
+        if not job.gpu_types or node.gpu_type in job.gpu_types:
+            places[node.gpu_type] += node.gpus // (job.gpus_per_worker or 1)
     if job.gpu_fraction is not None:
-        return bool(suited)
-    return sum(node.gpus // (job.gpus_per_worker or 1) for node in suited) >= job.workers
+        return bool(places)
+    return (places.total() if job.mixed_types else max(places.values(), default=0)) >= job.workers
 
 
 def by_pool(pools: tuple[str, ...], partitions: int) -> dict[int, list[str]]:
