@@ -56,6 +56,8 @@ class Worker:
         self.positions: dict[TopicPartition, int] = {}
         self._turns: dict[TopicPartition, deque[list[Any]]] = {}
         self._acked: dict[TopicPartition, int] = {}
+        self._lags = world.rng.random() < 0.5
+        """Takes the next batch only when this one is applied, as where a partition is held: news gets there late."""
         self._skew_s = world.rng.uniform(-1.0, 1.0) * world.faults.clock_skew_s
         self.scheduler: Scheduler
         self.router: Router
@@ -125,7 +127,10 @@ class Worker:
                 batch = self._take(topics)
                 if batch:
                     await self._world.hazard(f"deliver {topics[0]}")
-                    self._settle(batch, await handler(batch))
+                    later = await handler(batch)
+                    self._settle(batch, later)
+                    if handler == self.scheduler.schedule and self._lags:
+                        await asyncio.gather(*{id(work): work for work in later.values() if work is not None}.values())
                 else:
                     await asyncio.sleep(_POLL_S)
         except Exception as error:
