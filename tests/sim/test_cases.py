@@ -21,6 +21,7 @@ from streamsched.policy import by_name
 
 from . import workload
 from .faults import Plan, Result, Simulation, run_plan
+from .redis import Data
 from .world import Faults
 
 
@@ -93,6 +94,31 @@ def wake_the_old_one(moment: str, forgetful: bool) -> tuple[Result, Simulation]:
         await asyncio.sleep(5.0)
 
     return run(plan(faults={"exact": {(moment, 12): "freeze"}, "freeze_s": 1000.0}, jobs=40, script=script))
+
+
+@pytest.mark.parametrize("moment", ["redis clear executed", "redis fill executed"])
+def test_case_09_what_an_old_scheduler_writes_anew_is_refused(moment: str) -> None:
+    """It stalls while it gives a lost Redis its state back, and wakes when a new one has done so and gone on."""
+    result, sim = wake_the_old_one_as_it_writes_anew(moment)
+    assert result.counts["freezes"] == 1
+    assert epoch_of(sim) >= 3
+
+
+def wake_the_old_one_as_it_writes_anew(moment: str) -> tuple[Result, Simulation]:
+    async def script(sim: Simulation) -> None:
+        world = sim.world
+        await until(lambda: len(placements(sim)) >= 10)
+        world.faults.exact[moment, world.labels[moment] + 1] = "freeze"
+        world.redis.replace(Data())
+        await until(lambda: world.counts["freezes"])
+        frozen = next(worker for worker in world.workers.values() if worker.process.frozen)
+        before = epoch_of(sim)
+        await until(lambda: epoch_of(sim) > before and placements(sim)[-1].epoch > before)
+        await asyncio.sleep(5.0)
+        world.thaw(frozen.name)
+        await asyncio.sleep(5.0)
+
+    return run(plan(faults={"freeze_s": 1000.0}, jobs=40, script=script))
 
 
 def _is_place(decision: Any) -> bool:
