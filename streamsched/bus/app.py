@@ -12,7 +12,9 @@ What is fixed here was found by trying (see docs/adr/0002):
   after it, so the old copies are dropped: applied out of turn they would hide the inputs between. Faust drops those in
   its own queues, but acknowledges them, and does not know of those in the buffer of `noack_take`.
 - Faust's own account of acknowledgements skips a single open message at its head, and any number of them where nothing
-  was committed yet. So events are acknowledged strictly in the order of their partition (`_Turns`).
+  was committed yet. So events are acknowledged strictly in the order of their partition (`intake.Turns`).
+- One loop of Faust's delivers to all agents, and where the queue of one is full it waits: all topics stand still. So an
+  agent never waits for its handler (`intake.Line`), and nothing is fetched for one whose queue could get full.
 - An agent is one stream over all its partitions, so a handler that waited for the slowest would hold up the rest. It
   gives back what takes longer, to be acknowledged apart; a partition of which much is open is not fetched from until it
   is less, so that one that stands still fills neither the memory nor the way of the others.
@@ -22,10 +24,8 @@ What is fixed here was found by trying (see docs/adr/0002):
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -38,17 +38,22 @@ from msgspec import Struct
 from yarl import URL
 
 from .connection import KafkaConnection
+from .intake import BATCH_MAX, Fault, Later, Line, Turns, size_of
+from .strays import connection_errors
 from .topics import TopicNames
 
 log = logging.getLogger(__name__)
 
-BATCH_MAX = 1000
-"""Messages handed over at once at most."""
 BATCH_WITHIN_S = 0.01
 """How long a batch that is not full is waited for: the price in latency of one topic hop."""
-OPEN_MAX = 4 * BATCH_MAX
-"""Messages of a partition that are handed over and not acknowledged, from which on it is not fetched from."""
+_POLL_MAX = 2 * BATCH_MAX
+"""Messages of one fetch at most."""
+_QUEUED_MAX = 4 * BATCH_MAX
+"""Messages in an agent's queue, above which nothing is fetched for it."""
+_BUFFER_MAX = 2 * (_QUEUED_MAX + _POLL_MAX)
+"""Of Faust's queues. It is never reached: at the end of one, Faust stops the fetching for all agents."""
 _HELD_S = 0.1
+"""At most until the next fetch while partitions are left out: they may be wanted again before others have anything."""
 
 
 class Input(Struct, frozen=True):
@@ -64,8 +69,6 @@ class Input(Struct, frozen=True):
     """Of the consumer group when it was fetched: what is older than the present assignment is delivered again."""
 
 
-Later = Awaitable[bool | None]
-"""What an input waits for before it is acknowledged. False: it was not taken after all, and is not acknowledged."""
 Handler = Callable[[list[Input]], Awaitable[Mapping[int, Later | None]]]
 """Returns when the batch is dealt with, but for the inputs named by position: those that take longer are awaited apart
 (several may share one), those with None are never acknowledged."""
@@ -109,10 +112,10 @@ def build_app(
         broker_request_timeout=max(40.0, times.session_s + 5),
         broker_commit_interval=1.0,
         broker_max_poll_interval=300.0,
-        broker_max_poll_records=5000,
+        broker_max_poll_records=_POLL_MAX,
         consumer_auto_offset_reset="earliest",
         consumer_max_fetch_size=4 * 1024 * 1024,
-        stream_buffer_maxsize=4 * BATCH_MAX,
+        stream_buffer_maxsize=_BUFFER_MAX,
         stream_wait_empty=False,
         processing_guarantee="at_least_once",
         key_serializer="raw",
@@ -125,14 +128,18 @@ def build_app(
         autodiscover=False,
     )
     app.fetch_wait_ms = connection.fetch_wait_ms
-    prefix = len(names.prefix)
-    fault = handlers.fault
-    turns = (
-        _attach(app, "router", [names.arrivals, names.commands], handlers.route, fault, prefix),
-        _attach(app, "scheduler", [names.pool_jobs, names.completions, names.nodes], handlers.schedule, fault, prefix),
-        _attach(app, "telemetry", [names.telemetry], handlers.observe, fault, prefix),
+    turns = Turns(
+        pause=lambda tp: cast(_Consumer, app.consumer).held.add(tp),
+        resume=lambda tp: cast(_Consumer, app.consumer).held.discard(tp),
     )
-    _follow_assignment(app, names.pool_jobs, handlers, turns)
+    agents: tuple[tuple[str, list[str], Handler], ...] = (
+        ("router", [names.arrivals, names.commands], handlers.route),
+        ("scheduler", [names.pool_jobs, names.completions, names.nodes], handlers.schedule),
+        ("telemetry", [names.telemetry], handlers.observe),
+    )
+    prefix = len(names.prefix)
+    lines = [_attach(app, name, topics, handler, turns, handlers.fault, prefix) for name, topics, handler in agents]
+    _follow_assignment(app, names.pool_jobs, handlers, turns, lines)
     return app
 
 
@@ -151,8 +158,9 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         held = {tp: offset for tp, offset in offsets.items() if tp in self.assignment()}
         self.tp_last_committed_at.update(dict.fromkeys(held, time.monotonic()))
         try:
-            await consumer.commit({driver.ensure_aiokafka_TP(tp): offset for tp, offset in held.items()})
-        except KafkaError as error:
+            with connection_errors():  # a cancellation, also a stray one, is the silent end of Faust's task
+                await consumer.commit({driver.ensure_aiokafka_TP(tp): offset for tp, offset in held.items()})
+        except (KafkaError, ConnectionError) as error:
             log.info("offsets not committed (%s): the next commit makes up for it", error)
             return False
         return True
@@ -171,12 +179,18 @@ class _Consumer(driver.Consumer):
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:
         """Not with Faust's `pause_partitions`: that throws away what has been fetched of a partition already."""
-        if active_partitions is not None and self.held:
-            active_partitions = active_partitions - self.held
-            if not active_partitions:  # to aiokafka none would mean all
-                await self.sleep(_HELD_S)
-                return {}
-        return await super()._getmany(active_partitions, timeout)
+        wanted = {tp for tp in active_partitions or () if tp not in self.held and not self._is_full(tp.topic)}
+        if not wanted:  # to aiokafka none would mean all
+            await self.sleep(_HELD_S)
+            return {}
+        if active_partitions is not None and len(wanted) < len(active_partitions):
+            timeout = min(timeout, _HELD_S)
+        return await super()._getmany(wanted, timeout)
+
+    def _is_full(self, topic: str) -> bool:
+        """Whether the agent of this topic has so much in its queue that one more fetch might fill it."""
+        queue = cast(_App, self.app).queues.get(topic)
+        return queue is not None and queue.qsize() > _QUEUED_MAX
 
     def ack(self, message: Any) -> bool:
         """Not for messages of an earlier assignment, which Faust acknowledges when it drops them."""
@@ -190,6 +204,11 @@ class _Transport(driver.Transport):
 class _App(faust.App):
     logger = logging.getLogger("faust.app")
     fetch_wait_ms = 500
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.queues: dict[str, Any] = {}
+        """Topic -> what Faust has delivered of it (and of the agent's other topics) and the agent has not taken."""
 
     def _new_transport(self) -> Any:
         return _Transport(self.conf.broker_consumer, self)
@@ -210,130 +229,32 @@ def _credentials(connection: KafkaConnection) -> Any:
     return faust.SSLCredentials(context) if context is not None else None
 
 
-class _Turns:
-    """Acknowledges the events of each partition in their order, whatever order they get done in.
-
-    `pause` is told of a partition when `open_max` of its events are open, `resume` when half of them are done.
-    """
-
-    def __init__(
-        self,
-        open_max: int = OPEN_MAX,
-        pause: Callable[[Any], None] = lambda tp: None,
-        resume: Callable[[Any], None] = lambda tp: None,
-    ) -> None:
-        self._open: dict[Any, deque[list[Any]]] = {}
-        self._generation = -1
-        self._open_max = open_max
-        self._pause = pause
-        self._resume = resume
-        self._paused: set[Any] = set()
-
-    def take(self, event: Any) -> Callable[[], None]:
-        """The event's turn is noted; call what is returned when the event is done."""
-        message = event.message
-        self.begin(message.generation_id)
-        tp = TP(message.topic, message.partition)
-        waiting = self._open.setdefault(tp, deque())
-        turn = [event, False]
-        waiting.append(turn)
-        if len(waiting) >= self._open_max and tp not in self._paused:
-            self._paused.add(tp)
-            self._pause(tp)
-
-        def done() -> None:
-            turn[1] = True
-            while waiting and waiting[0][1]:
-                waiting.popleft()[0].ack()
-            if tp in self._paused and self._open.get(tp) is waiting and 2 * len(waiting) <= self._open_max:
-                self._paused.discard(tp)
-                self._resume(tp)
-
-        return done
-
-    def begin(self, generation: int) -> None:
-        """A new assignment: what was open is delivered again, to whoever has its partition now."""
-        if generation == self._generation:
-            return
-        self._generation = generation
-        self._open.clear()
-        paused, self._paused = self._paused, set()
-        for tp in paused:
-            self._resume(tp)
-
-
-def _attach(
-    app: faust.App,
-    name: str,
-    topics: list[str],
-    handler: Handler,
-    fault: Callable[[BaseException], None],
-    prefix: int,
-) -> _Turns:
+def _attach(app: _App, name: str, topics: list[str], handler: Handler, turns: Turns, fault: Fault, prefix: int) -> Line:
     """One agent over several topics: their batches are one stream of work, in the order of each partition."""
     channel = app.topic(*topics, key_type=bytes, value_type=bytes)
-    pending: set[asyncio.Future[None]] = set()
 
-    turns = _Turns(
-        OPEN_MAX,
-        lambda tp: cast(_Consumer, app.consumer).held.add(tp),
-        lambda tp: cast(_Consumer, app.consumer).held.discard(tp),
-    )
+    def is_present(event: Any) -> bool:
+        return bool(event.message.generation_id == app.consumer_generation_id)
 
-    async def hand_over(events: list[Any]) -> None:
-        done = [turns.take(event) for event in events]
-        later = await handler([_input(event.message, prefix) for event in events])
-        apart: dict[int, tuple[Later, list[Callable[[], None]]]] = {}
-        for place, finished in enumerate(done):
-            if place not in later:
-                finished()
-            elif (work := later[place]) is not None:
-                apart.setdefault(id(work), (work, []))[1].append(finished)
-        for work, those in apart.values():
-            task = asyncio.ensure_future(_after(work, those, fault))
-            pending.add(task)
-            task.add_done_callback(pending.discard)
+    async def hand_over(events: list[Any]) -> Mapping[int, Later | None]:
+        return await handler([_input(event.message, prefix) for event in events])
+
+    line = Line(hand_over, is_present, fault)
 
     async def agent(stream: Any) -> None:
-        async for events in stream.noack_take(BATCH_MAX, within=BATCH_WITHIN_S):
-            present = [event for event in events if event.message.generation_id == app.consumer_generation_id]
-            if not present:
-                continue
-            try:
-                await hand_over(present)
-            except Exception as error:
-                fault(error)
-                raise
-            except asyncio.CancelledError as error:
-                _judge_cancelled(error, fault)
-                raise
+        app.queues.update(dict.fromkeys(topics, stream.channel.queue))
+        try:
+            async for events in stream.noack_take(BATCH_MAX, within=BATCH_WITHIN_S):
+                present = [(event, event.message) for event in events if is_present(event)]
+                line.put([(event, turns.take(message.tp, event, size_of(message))) for event, message in present])
+        except Exception as error:
+            fault(error)
+            raise
+        finally:
+            line.stop()
 
     app.agent(channel, name=name, concurrency=1)(agent)
-    return turns
-
-
-async def _after(work: Later, finished: list[Callable[[], None]], fault: Callable[[BaseException], None]) -> None:
-    try:
-        taken = await work
-    except Exception as error:
-        fault(error)
-        raise
-    except asyncio.CancelledError as error:
-        _judge_cancelled(error, fault)
-        raise
-    if taken is not False:
-        for each in finished:
-            each()
-
-
-def _judge_cancelled(error: asyncio.CancelledError, fault: Callable[[BaseException], None]) -> None:
-    """Faust cancels an agent that it stops. One that was cancelled by nobody awaited what a client library cancelled
-    of its own: taken for a stop, its partitions would be consumed no more, without a word."""
-    task = asyncio.current_task()
-    if task is not None and not task.cancelling():
-        stray = RuntimeError("a batch was cut short by a connection that closed")
-        stray.__cause__ = error
-        fault(stray)
+    return line
 
 
 def _input(message: Any, prefix: int) -> Input:
@@ -350,10 +271,13 @@ def _input(message: Any, prefix: int) -> Input:
     )
 
 
-def _follow_assignment(app: faust.App, pool_topic: str, handlers: Handlers, turns: Sequence[_Turns]) -> None:
+def _follow_assignment(
+    app: faust.App, pool_topic: str, handlers: Handlers, turns: Turns, lines: Sequence[Line]
+) -> None:
     async def on_assigned(_app: Any, /, *args: Any, **_: Any) -> None:
-        for each in turns:  # nothing of an earlier assignment is open any more
-            each.begin(app.consumer_generation_id)
+        turns.begin(app.consumer_generation_id)  # nothing of an earlier assignment is open any more
+        for line in lines:
+            line.forget_earlier()
         partitions = frozenset(tp.partition for tp in args[0] if tp.topic == pool_topic)
         await handlers.assigned(partitions, app.consumer_generation_id)
 

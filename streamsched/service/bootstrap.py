@@ -22,6 +22,7 @@ from aiokafka.errors import KafkaError
 from streamsched.bus.admin import diff_topics
 from streamsched.bus.app import Handlers, build_app
 from streamsched.bus.producer import Producer
+from streamsched.bus.strays import what_ended
 from streamsched.bus.topics import DECLARATIONS
 from streamsched.errors import EXIT_FAILED, EXIT_FENCED, MustRestart, UserError
 from streamsched.policy import by_name
@@ -169,10 +170,7 @@ def _watch(settings: Settings, producer: Producer, scheduler: Scheduler, app: An
         raise RuntimeError(f"the consumer has crashed: {words(app.crash_reason)}")
 
     def ended(task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            if not task.cancelling():
-                _end_process(RuntimeError("a watching task was cancelled by nobody of us"))
-        elif (error := task.exception()) is not None:
+        if (error := what_ended(task)) is not None:
             _end_process(error)
 
     tasks = [

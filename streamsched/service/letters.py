@@ -13,6 +13,7 @@ from streamsched.bus import codec
 from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
 from streamsched.bus.producer import Producer
+from streamsched.bus.strays import connection_errors
 
 from .clock import Clock
 from .retry import pauses, words
@@ -34,32 +35,40 @@ class DeadLetters:
         self._settings = settings
         self._producer = producer
         self._clock = clock
+        self._turn = asyncio.Lock()
+        """Of one writer after the other, so that there is one group of encoded letters in memory."""
         self.counts: Counter[str] = Counter()
 
     async def write(self, letters: Iterable[tuple[Refused, Input]]) -> None:
         """In order, many at a time: a batch of nonsense must not take a round trip to the broker for each."""
         for group in _groups(letters):
-            todo = [self._encoded(refused, source) for refused, source in group]
-            for pause in pauses():
-                todo, reason = await self._send(todo)
-                if not todo:
-                    break
-                log.warning("%d dead letters not written yet (%s), trying again", len(todo), reason)
-                await asyncio.sleep(pause)
+            async with self._turn:
+                await self._write([self._encoded(refused, source) for refused, source in group])
+
+    async def _write(self, todo: list[tuple[bytes | None, bytes]]) -> None:
+        for pause in pauses():
+            todo, reason = await self._send(todo)
+            if not todo:
+                return
+            log.warning("%d dead letters not written yet (%s), trying again", len(todo), reason)
+            await asyncio.sleep(pause)
 
     async def _send(self, letters: list[tuple[bytes | None, bytes]]) -> tuple[list[tuple[bytes | None, bytes]], str]:
         """Those that were not written, and why."""
         sent: list[asyncio.Future[object]] = []
         reason = ""
         try:
-            for key, value in letters:
-                sent.append(await self._producer.send(self._settings.names.dead_letters, value, key=key))
-        except KafkaError as error:
+            with connection_errors():
+                for key, value in letters:
+                    sent.append(await self._producer.send(self._settings.names.dead_letters, value, key=key))
+        except (KafkaError, ConnectionError) as error:
             reason = words(error)
         failed = letters[len(sent) :]
         answers = await asyncio.gather(*sent, return_exceptions=True)
         for letter, answer in zip(letters, answers, strict=False):
-            if isinstance(answer, KafkaError):
+            if isinstance(
+                answer, KafkaError | asyncio.CancelledError
+            ):  # cancelled by the client, as it lost the broker
                 failed.append(letter)
                 reason = words(answer)
             elif isinstance(answer, BaseException):

@@ -23,8 +23,10 @@ from redis.exceptions import RedisError
 from streamsched.bus import codec
 from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
+from streamsched.bus.intake import Later
 from streamsched.bus.messages import Command, JobArrival, PoolJob
 from streamsched.bus.producer import Producer
+from streamsched.bus.strays import connection_errors
 from streamsched.bus.topics import ARRIVALS, partition_of
 from streamsched.core.model import JobSpec
 from streamsched.routing.least_loaded import PoolSummary, choose
@@ -72,7 +74,7 @@ class Router:
             self._refuse_unknown,
         )
 
-    async def handle(self, inputs: list[Input]) -> dict[int, Awaitable[None] | None]:
+    async def handle(self, inputs: list[Input]) -> dict[int, Later | None]:
         """Route a batch. Commands for jobs not known yet are given back by position, to be acknowledged when done."""
         arrivals: list[tuple[Input, JobArrival]] = []
         commands: list[tuple[int, Input, Command]] = []
@@ -193,7 +195,7 @@ class Router:
 
     async def _route_commands(
         self, commands: list[tuple[int, Input, Command]], letters: list[tuple[Refused, Input]]
-    ) -> dict[int, Awaitable[None] | None]:
+    ) -> dict[int, Later | None]:
         job_ids = [command.job_id for _, _, command in commands]
         pools = await self._from_redis(lambda: self._index.find(job_ids))
         routed = []
@@ -206,7 +208,7 @@ class Router:
             else:
                 routed.append((pool, source, command))
         await self._send_commands(routed)
-        return {place: await self._early.add(source, command) for place, source, command in waiting}
+        return {place: self._early.add(source, command) for place, source, command in waiting}
 
     async def _send_commands(self, commands: Sequence[tuple[str, Input, Command]]) -> None:
         for turn in _one_per_job([_pool_job(pool, source, command=command) for pool, source, command in commands]):
@@ -223,25 +225,27 @@ class Router:
             if not messages:
                 return
             try:
-                sent = [
-                    await self._producer.send(
-                        self._settings.names.pool_jobs,
-                        codec.encode(message),
-                        key=message.pool.encode(),
-                        partition=partition_of(message.pool, self._settings.partitions),
-                    )
-                    for message in messages
-                ]
-                await asyncio.gather(*sent)
+                with connection_errors():
+                    sent = [
+                        await self._producer.send(
+                            self._settings.names.pool_jobs,
+                            codec.encode(message),
+                            key=message.pool.encode(),
+                            partition=partition_of(message.pool, self._settings.partitions),
+                        )
+                        for message in messages
+                    ]
+                    await asyncio.gather(*sent)
                 return
-            except KafkaError as error:
+            except (KafkaError, ConnectionError) as error:
                 log.warning("%d routed jobs not written yet (%s), trying again", len(messages), words(error))
                 await asyncio.sleep(pause)
 
     async def _from_redis(self, ask: Callable[[], Awaitable[T]]) -> T:
         for pause in pauses():
             try:
-                return await ask()
+                with connection_errors():
+                    return await ask()
             except (RedisError, OSError) as error:
                 log.warning("%s; trying again", trouble(error, self._settings.redis))
                 await asyncio.sleep(pause)

@@ -35,6 +35,7 @@ from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
 from streamsched.bus.messages import Heartbeat, Joined, JournalRecord, Placement, PoolJob
 from streamsched.bus.producer import Producer
+from streamsched.bus.strays import connection_errors, is_stray
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.instructions import Absorb, Decision, Place, Preempt, Refuse, Revoke, SolveWindow
@@ -49,7 +50,7 @@ from streamsched.store.pool_store import Outcome, PoolStore, Position
 from .clock import PoolClock
 from .ranking import bounded, queue_ranking
 from .recovery import Fenced, PoolTopics, known_jobs, take_over, write_to_redis
-from .retry import connection_errors, is_stray, pauses, words
+from .retry import pauses, words
 from .settings import Settings
 from .snapshotter import Snapshotter
 from .summary import Summaries

@@ -13,8 +13,10 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from streamsched.bus import codec, topics
-from streamsched.bus.app import Input, Later
+from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
+from streamsched.bus.intake import Later
+from streamsched.bus.strays import connection_errors, what_ended
 from streamsched.bus.topics import partition_of
 from streamsched.store.pool_store import PoolStore
 from streamsched.store.telemetry import TelemetryStore
@@ -83,7 +85,7 @@ class Scheduler:
         await asyncio.gather(*(runner.stop() for runner in runners))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if (error := what_ended(task)) is not None:
             self._on_fault(error)
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -93,25 +95,29 @@ class Scheduler:
 
         Each pool's share is given back by position with what it waits for: a pool that recovers or commits slowly holds
         up its own partition and no other. It is done when all of the share is safe, and False (not to be acknowledged)
-        when the pool moves away before.
+        when the pool moves away before. What is refused waits for its letters.
         """
         by_pool: dict[str, list[tuple[int, Any]]] = defaultdict(list)
-        letters: list[tuple[Refused, Input]] = []
+        letters: dict[int, tuple[Refused, Input]] = {}
         for place, source in enumerate(inputs):
             try:
                 message = self._decode(source)
             except Refused as refused:
-                letters.append((refused, source))
+                letters[place] = (refused, source)
             else:
                 by_pool[message.pool].append((place, message))
-        await self._letters.write(letters)
         await self._assigned.wait()
-        later: dict[int, Later | None] = {}
+        later = self._write_letters(letters)
         for pool, items in by_pool.items():
             # Tasks begin in the order they are made in, so the batches of a pool reach it in theirs.
             share = asyncio.ensure_future(self._submit(pool, [(inputs[place], message) for place, message in items]))
             later |= {place: share for place, _ in items}
         return later
+
+    def _write_letters(self, letters: dict[int, tuple[Refused, Input]]) -> dict[int, Later | None]:
+        """Beside the rest: letters are in another topic, and who waits for its broker need not hold up the others."""
+        written = asyncio.ensure_future(self._letters.write(list(letters.values()))) if letters else None
+        return dict.fromkeys(letters, written)
 
     def _decode(self, source: Input) -> Any:
         message = _DECODERS[source.topic](source.value)
@@ -142,14 +148,13 @@ class Scheduler:
 
     async def observe(self, inputs: list[Input]) -> dict[int, Later | None]:
         """Keep the latest telemetry of each node; nothing is decided by it here."""
-        letters: list[tuple[Refused, Input]] = []
-        for source in inputs:
+        letters: dict[int, tuple[Refused, Input]] = {}
+        for place, source in enumerate(inputs):
             try:
                 self.telemetry.note(self._decode(source))
             except Refused as refused:
-                letters.append((refused, source))
-        await self._letters.write(letters)
-        return {}
+                letters[place] = (refused, source)
+        return self._write_letters(letters)
 
 
 _STRANGERS_EVERY_S = 60.0
@@ -189,10 +194,11 @@ class Telemetry:
         latest, self._latest = self._latest, defaultdict(dict)
         now = asyncio.get_running_loop().time()
         try:
-            for pool, samples in latest.items():
-                await self._store.write(pool, {name: msgspec.json.encode(m) for name, m in samples.items()})
-                if now - self._swept.get(pool, -1e9) >= _STRANGERS_EVERY_S and (nodes := self._nodes_of(pool)):
-                    await self._store.forget_strangers(pool, nodes)
-                    self._swept[pool] = now
+            with connection_errors():
+                for pool, samples in latest.items():
+                    await self._store.write(pool, {name: msgspec.json.encode(m) for name, m in samples.items()})
+                    if now - self._swept.get(pool, -1e9) >= _STRANGERS_EVERY_S and (nodes := self._nodes_of(pool)):
+                        await self._store.forget_strangers(pool, nodes)
+                        self._swept[pool] = now
         except (RedisError, OSError) as error:
             log.warning("telemetry of %d nodes not stored (%s)", sum(map(len, latest.values())), words(error))

@@ -7,7 +7,6 @@ a snapshot less.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 
@@ -15,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from streamsched.bus import snapshots
+from streamsched.bus.strays import connection_errors
 from streamsched.core.cluster import ClusterState
 from streamsched.store.pool_store import Position
 
@@ -73,9 +73,13 @@ class Snapshotter:
 
     async def _write(self, snapshot: snapshots.Snapshot) -> None:
         try:
-            await snapshots.write(self._producer, self._topic, self._partition, self._pool, snapshot)
-        except KafkaError as error:
+            with connection_errors():
+                await snapshots.write(self._producer, self._topic, self._partition, self._pool, snapshot)
+        except (KafkaError, ConnectionError) as error:
             log.warning("pool %s: snapshot at record %d not written (%s)", self._pool, snapshot.seq, words(error))
+            return
+        except Exception:
+            log.exception("pool %s: snapshot at record %d not written", self._pool, snapshot.seq)
             return
         # Only a whole one frees the other slot.
         self._slot = 1 - self._slot
@@ -86,5 +90,4 @@ class Snapshotter:
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])

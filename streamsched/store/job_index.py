@@ -57,12 +57,13 @@ class JobIndex:
 
     async def find(self, job_ids: Sequence[str]) -> list[str | None]:
         """The pool of each job, None where it is not known."""
-        if not job_ids:
-            return []
-        mended, *found = await self._do("find", *job_ids)
-        if mended:
-            self._say_mended()
-        return [pool.decode() if pool is not None else None for pool in found]
+        pools: list[str | None] = []
+        for start in range(0, len(job_ids), _CHUNK):
+            mended, *found = await self._do("find", *job_ids[start : start + _CHUNK])
+            if mended:
+                self._say_mended()
+            pools += [pool.decode() if pool is not None else None for pool in found]
+        return pools
 
     async def whole(self) -> bool:
         """Whether every pool has written its jobs since the index was last lost."""

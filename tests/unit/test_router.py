@@ -32,7 +32,7 @@ class Kafka:
 
     def __init__(self) -> None:
         self.written: list[tuple[str, bytes]] = []
-        self.at_once = self.failures = 0
+        self.at_once = self.failures = self.cancelled = 0
         self.before_ack: Callable[[], Any] = lambda: None
         self._under_way = 0
 
@@ -44,6 +44,9 @@ class Kafka:
     async def _write(self, topic: str, value: bytes) -> None:
         await asyncio.sleep(0.01)
         self._under_way -= 1
+        if self.cancelled:
+            self.cancelled -= 1
+            raise asyncio.CancelledError
         if self.failures:
             self.failures -= 1
             raise KafkaConnectionError("away")
@@ -235,7 +238,7 @@ def test_all_early_commands_share_one_look() -> None:
     run(work)
 
 
-def early(waiting_max: int, find: Any, sent: list[Any], refused: list[Any]) -> EarlyCommands:
+def early(find: Any, sent: list[Any], refused: list[Any]) -> EarlyCommands:
     async def whole() -> bool:
         return True
 
@@ -245,34 +248,97 @@ def early(waiting_max: int, find: Any, sent: list[Any], refused: list[Any]) -> E
     async def refuse(commands: Any) -> None:
         refused.extend(commands)
 
-    return EarlyCommands(0.05, find, whole, send, refuse, waiting_max)
+    return EarlyCommands(0.05, find, whole, send, refuse)
 
 
-def test_there_is_a_bound_to_what_waits() -> None:
+def test_arrivals_do_not_wait_for_early_commands_however_many(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(bench: Bench) -> None:
+        asked: list[int] = []
+        ask = bench.index._do
+
+        async def counted(step: str, *args: Any, **own: Any) -> Any:
+            asked.append(len(args))
+            return await ask(step, *args, **own)
+
+        bench.index._do = counted  # type: ignore[method-assign]
+        waiting: list[Any] = []
+        for start in range(0, 12_000, 1000):
+            later = await bench.router.handle([cancel(f"j{n}", n) for n in range(start, start + 1000)])
+            waiting += later.values()
+        await asyncio.wait_for(bench.router.handle([arrival("j5", pool="p"), arrival("other", pool="p")]), 0.4)
+        assert await asyncio.gather(*waiting) == [True] * 12_000
+        assert [job.command.job_id for job in bench.kafka.routed() if job.command] == ["j5"]
+        assert len(bench.kafka.letters()) == 11_999
+        assert max(asked) <= 5000, "no call keeps Redis from others for long"
+
+    with caplog.at_level(logging.ERROR):
+        run(work)
+
+
+def test_early_commands_from_before_a_rebalance_are_given_back_and_wait_once() -> None:
     async def work() -> None:
         async def nothing(job_ids: Any) -> list[None]:
             return [None] * len(job_ids)
 
         refused: list[Any] = []
-        commands = early(2, nothing, [], refused)
-        for number in range(2):
-            await commands.add(cancel(f"j{number}"), m.Cancel(job_id=f"j{number}", time=1.0))
-        third = asyncio.ensure_future(commands.add(cancel("j2"), m.Cancel(job_id="j2", time=1.0)))
-        await asyncio.sleep(0.02)
-        assert not third.done()
-        await (await asyncio.wait_for(third, 2.0))
+        commands = early(nothing, [], refused)
+        rounds = [
+            [
+                commands.add(
+                    msgspec.structs.replace(cancel(name), generation=generation), m.Cancel(job_id=name, time=1.0)
+                )
+                for name in ("a", "a", "b")
+            ]
+            for generation in (1, 2, 3)
+        ]
+        assert [await done for early_round in rounds for done in early_round] == [False] * 6 + [True] * 3
         assert len(refused) == 3
+        assert "a" not in commands
 
     asyncio.run(work())
 
 
-def test_an_error_of_the_look_is_told_to_all_that_wait() -> None:
+@pytest.mark.parametrize("stray", [False, True])
+def test_an_error_of_the_look_and_a_stray_cancellation_are_told_to_all_that_wait(stray: bool) -> None:
     async def work() -> None:
         async def broken(job_ids: Any) -> list[None]:
-            raise ValueError("broken")
+            raise asyncio.CancelledError if stray else ValueError("broken")
 
-        commands = early(9, broken, [], [])
-        waiting = [await commands.add(cancel(name), m.Cancel(job_id=name, time=1.0)) for name in ("a", "b")]
-        assert [str(e) for e in await asyncio.gather(*waiting, return_exceptions=True)] == ["broken", "broken"]
+        commands = early(broken, [], [])
+        waiting = [commands.add(cancel(name), m.Cancel(job_id=name, time=1.0)) for name in ("a", "b")]
+        answers = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 2.0)
+        assert [type(answer) for answer in answers] == [RuntimeError if stray else ValueError] * 2
 
     asyncio.run(work())
+
+
+# ── connections that close ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_clients_cancel_as_a_connection_closes_is_tried_again() -> None:
+    async def work(bench: Bench) -> None:
+        bench.kafka.cancelled = 2  # a write of an arrival, a write of a letter
+        claim, whole = bench.index.claim, bench.index.whole
+        answers: list[Any] = [asyncio.CancelledError(), asyncio.CancelledError()]
+
+        async def lost() -> None:
+            if answers:
+                raise answers.pop()
+
+        async def claim_lost(wishes: Any) -> Any:
+            await lost()
+            return await claim(wishes)
+
+        async def whole_lost() -> bool:
+            await lost()
+            return await whole()
+
+        bench.index.claim, bench.index.whole = claim_lost, whole_lost  # type: ignore[method-assign]
+        nonsense = Input("jobs.arrivals", 0, 9, b"k", b"{")
+        later = await bench.router.handle([arrival("j", pool="p"), nonsense, cancel("k")])
+        assert await asyncio.wait_for(asyncio.gather(*later.values()), 5.0) == [True]  # type: ignore[arg-type]
+        assert [job.arrival.job_id for job in bench.kafka.routed() if job.arrival] == ["j"]
+        assert sorted(letter.code for letter in bench.kafka.letters()) == ["malformed", "unknown-job"]
+        assert (bench.kafka.cancelled, answers) == (0, [])
+
+    run(work)

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from streamsched.bus.app import Input
@@ -148,3 +149,29 @@ def test_a_pool_that_recovers_slowly_holds_up_no_other(letters: list[tuple[str, 
 
     asyncio.run(work())
     assert letters == []
+
+
+def test_letters_that_cannot_be_written_hold_up_what_was_refused_and_nothing_else() -> None:
+    """They are in another topic, whose broker may be away while that of the pools is not."""
+    away = asyncio.Event()
+
+    async def keep(pairs: list[tuple[Any, Input]]) -> None:
+        await away.wait()
+
+    async def work() -> None:
+        parts: Any = SimpleNamespace(settings=SETTINGS)
+        scheduler = Scheduler(parts, None, SimpleNamespace(write=keep), pytest.fail)  # type: ignore[arg-type]
+        runner = Runner()
+        assigned(scheduler, runner, generation=1)
+        bad = Input("nodes.events", 0, 8, None, b"{", (), 1)
+        later = await asyncio.wait_for(scheduler.schedule([*heartbeats(7, generation=1), bad]), 1.0)
+        assert await asyncio.wait_for(later[0], 1.0) is True  # type: ignore[arg-type]
+        telemetry = await asyncio.wait_for(
+            scheduler.observe([msgspec.structs.replace(bad, topic="gpu.telemetry")]), 1.0
+        )
+        await asyncio.sleep(0)
+        assert [later[1].done(), telemetry[0].done()] == [False, False]  # type: ignore[union-attr]
+        away.set()
+        assert [await later[1], await telemetry[0]] == [None, None]  # type: ignore[misc]
+
+    asyncio.run(work())

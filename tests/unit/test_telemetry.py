@@ -16,11 +16,11 @@ class Store:
     def __init__(self) -> None:
         self.written: dict[str, bytes] = {}
         self.swept = 0
-        self.away = False
+        self.away: BaseException | None = None
 
     async def write(self, pool: str, samples: Mapping[str, bytes]) -> None:
         if self.away:
-            raise RedisConnectionError("away")
+            raise self.away
         self.written.update(samples)
 
     async def forget_strangers(self, pool: str, nodes: Container[str]) -> None:
@@ -61,8 +61,9 @@ def test_nodes_that_have_left_are_taken_out_now_and_then() -> None:
             await telemetry.write()
         assert set(store.written) == {"n1"}
         assert store.swept == 1, "once a minute"
-        store.away = True
-        telemetry.note(sample("n1"))
-        await telemetry.write()
+        for error in (RedisConnectionError("away"), asyncio.CancelledError()):
+            store.away = error
+            telemetry.note(sample("n1"))
+            await telemetry.write()
 
     asyncio.run(work())

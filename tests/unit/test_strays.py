@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from streamsched.bus.app import _after
-from streamsched.service.retry import connection_errors
+from streamsched.bus.intake import after
+from streamsched.bus.strays import connection_errors, what_ended
 
 
 async def _cancelled_future() -> None:
@@ -48,7 +48,7 @@ def test_work_cut_off_by_nobody_is_a_fault_and_work_that_is_stopped_is_none(stop
 
     async def run() -> None:
         work = asyncio.sleep(60.0) if stopped else _cancelled_future()
-        task = asyncio.create_task(_after(work, lambda: finished.append(True), faults.append))
+        task = asyncio.create_task(after(work, [lambda: finished.append(True)], faults.append))
         await asyncio.sleep(0)
         if stopped:
             task.cancel()
@@ -58,3 +58,21 @@ def test_work_cut_off_by_nobody_is_a_fault_and_work_that_is_stopped_is_none(stop
     asyncio.run(run())
     assert [type(fault) for fault in faults] == ([] if stopped else [RuntimeError])
     assert not finished
+
+
+@pytest.mark.parametrize(("work", "ended_by"), [("stray", RuntimeError), ("stopped", None), ("error", ValueError)])
+def test_a_task_that_nobody_cancelled_has_ended_by_an_error(work: str, ended_by: type[Exception] | None) -> None:
+    async def broken() -> None:
+        raise ValueError
+
+    async def run() -> BaseException | None:
+        kinds = {"stray": _cancelled_future, "stopped": lambda: asyncio.sleep(60.0), "error": broken}
+        task = asyncio.create_task(kinds[work]())
+        await asyncio.sleep(0)
+        if work == "stopped":
+            task.cancel()
+        await asyncio.wait([task])
+        return what_ended(task)
+
+    error = asyncio.run(run())
+    assert error is None if ended_by is None else isinstance(error, ended_by)
