@@ -38,6 +38,7 @@ from msgspec import Struct
 from yarl import URL
 
 from .connection import KafkaConnection
+from .hearing import Ears
 from .intake import BATCH_MAX, Fault, Later, Line, Turns, size_of
 from .strays import connection_errors
 from .topics import TopicNames
@@ -99,9 +100,12 @@ class GroupTimes:
 
 
 def build_app(
-    group: str, connection: KafkaConnection, names: TopicNames, handlers: Handlers, times: GroupTimes
+    group: str, connection: KafkaConnection, names: TopicNames, handlers: Handlers, times: GroupTimes, ears: Ears
 ) -> faust.App:
-    """An app with its agents attached; start it with `await app.start()` inside a running loop."""
+    """An app with its agents attached; start it with `await app.start()` inside a running loop.
+
+    `ears` tell from then on how much of the nodes' topic is heard.
+    """
     app = _App(
         group,
         broker=[URL(f"kafka://{address.strip()}") for address in connection.bootstrap.split(",")],
@@ -140,6 +144,10 @@ def build_app(
     prefix = len(names.prefix)
     lines = [_attach(app, name, topics, handler, turns, handlers.fault, prefix) for name, topics, handler in agents]
     _follow_assignment(app, names.pool_jobs, handlers, turns, lines)
+    ears.bind(
+        lambda partition: cast(_Consumer, app.consumer).reading(TP(names.nodes, partition)),
+        lambda partition: turns.is_open(TP(names.nodes, partition)) or app.is_queued(names.nodes),
+    )
     return app
 
 
@@ -187,6 +195,14 @@ class _Consumer(driver.Consumer):
             timeout = min(timeout, _HELD_S)
         return await super()._getmany(wanted, timeout)
 
+    def reading(self, tp: TP) -> Any:
+        """aiokafka's record of a partition that is being read: its position, high water and last answer; or None."""
+        consumer = self._thread._consumer if self._thread is not None else None
+        own = driver.ensure_aiokafka_TP(tp)
+        if consumer is None or tp in self.held or own not in consumer.assignment():
+            return None
+        return consumer._subscription.subscription.assignment.state_value(own)
+
     def _is_full(self, topic: str) -> bool:
         """Whether the agent of this topic has so much in its queue that one more fetch might fill it."""
         queue = cast(_App, self.app).queues.get(topic)
@@ -209,6 +225,11 @@ class _App(faust.App):
         super().__init__(*args, **kwargs)
         self.queues: dict[str, Any] = {}
         """Topic -> what Faust has delivered of it (and of the agent's other topics) and the agent has not taken."""
+
+    def is_queued(self, topic: str) -> bool:
+        """Whether something of an agent that reads the topic waits to be taken."""
+        queue = self.queues.get(topic)
+        return queue is None or queue.qsize() > 0
 
     def _new_transport(self) -> Any:
         return _Transport(self.conf.broker_consumer, self)

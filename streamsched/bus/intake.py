@@ -46,7 +46,11 @@ def size_of(message: Any) -> int:
     """About the bytes of a message in memory."""
     headers = message.headers
     pairs = headers.items() if isinstance(headers, dict) else headers or ()
-    size = len(message.key or b"") + len(message.value or b"") + sum(len(name) + len(value or b"") for name, value in pairs)
+    size = (
+        len(message.key or b"")
+        + len(message.value or b"")
+        + sum(len(name) + len(value or b"") for name, value in pairs)
+    )
     return _BESIDES + size
 
 
@@ -104,6 +108,10 @@ class Turns:
             self._acknowledge(tp, opened)
 
         return done
+
+    def is_open(self, tp: Any) -> bool:
+        """Whether something of the partition is not acknowledged."""
+        return tp in self._open
 
     def _size_max(self) -> float:
         if self._size < self._bounds.size_all:

@@ -21,6 +21,7 @@ from aiokafka.errors import KafkaError
 
 from streamsched.bus.admin import diff_topics
 from streamsched.bus.app import Handlers, build_app
+from streamsched.bus.hearing import Ears
 from streamsched.bus.producer import Producer
 from streamsched.bus.strays import what_ended
 from streamsched.bus.topics import DECLARATIONS
@@ -95,6 +96,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     dumping = _dumping(settings, solver, clock)
     letters = DeadLetters(settings, producer, clock)
     index = JobIndex(redis, settings.pools, settings.key_prefix, settings.index_keep_s)
+    ears = Ears(settings.kafka.fetch_wait_ms / 1e3)
     parts = Parts(
         settings=settings,
         producer=producer,
@@ -103,6 +105,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
         solve=dumping.solve if dumping else solver.solve,
         letters=letters.write,
         index=index,
+        hearing=ears,
     )
     scheduler = Scheduler(parts, redis, letters, _end_process)
     router = Router(settings, redis, index, producer, letters)
@@ -114,6 +117,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
             router.handle, scheduler.schedule, scheduler.observe, scheduler.assigned, scheduler.revoked, _end_process
         ),
         settings.times,
+        ears,
     )
     worker = Worker(scheduler, letters, solver)
     watching = _watch(settings, producer, scheduler, app)

@@ -33,6 +33,7 @@ from redis.exceptions import RedisError
 from streamsched.bus import codec, journal
 from streamsched.bus.app import Input
 from streamsched.bus.codec import Refused
+from streamsched.bus.hearing import Hearing
 from streamsched.bus.messages import Heartbeat, Joined, JournalRecord, Placement, PoolJob
 from streamsched.bus.producer import Producer
 from streamsched.bus.strays import connection_errors, is_stray
@@ -52,6 +53,7 @@ from .ranking import bounded, queue_ranking
 from .recovery import Fenced, PoolTopics, known_jobs, take_over, write_to_redis
 from .retry import pauses, words
 from .settings import Settings
+from .silence import SignsOfLife
 from .snapshotter import Snapshotter
 from .summary import Summaries
 
@@ -95,6 +97,8 @@ class Parts:
     letters: Callable[[list[tuple[Refused, Input]]], Any]
     """`await letters(pairs)` keeps refused inputs."""
     index: JobIndex
+    hearing: Callable[[int], Hearing]
+    """How much is heard of `nodes.events` in a partition."""
     journalled: journal.Written = field(default_factory=journal.Written)
 
 
@@ -180,7 +184,7 @@ class PoolRunner:
         self._last_store = 0.0
         self._last_index = 0.0
         self._summaries = Summaries()
-        self._heard: dict[str, float] = {}
+        self._signs = SignsOfLife(parts.settings.node_silent_s, self._clock())
         self._strangers: dict[str, float] = {}
 
     # ── from outside ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -295,7 +299,7 @@ class PoolRunner:
             if isinstance(message, Heartbeat) and self._note_heartbeat(message):
                 continue
             if isinstance(message, Joined):
-                self._heard[message.node_id] = self._clock()
+                self._signs.note(message.node_id, self._clock())
             works.append(_Work(_event(message, source), source, len(source.value or b"")))
         return works
 
@@ -304,7 +308,7 @@ class PoolRunner:
         now = self._clock()
         node = self.state.inventory.nodes.get(message.node_id)
         if node is not None:
-            self._heard[message.node_id] = now
+            self._signs.note(message.node_id, now)
             return not node.record.lost
         if now - self._strangers.get(message.node_id, -1e9) < 60.0:
             return True
@@ -330,24 +334,14 @@ class PoolRunner:
         return works
 
     def _silent_nodes(self, now: float) -> list[str]:
-        """Nodes that have said nothing for too long, while others were heard: else it is we who hear nothing."""
-        nodes = self.state.inventory.nodes
-        deaf = self._parts.producer.outage.active or now - self._listened_at > _DEAF_S
+        if self._parts.producer.outage.active or now - self._listened_at > _DEAF_S:
+            self._signs.deaf(now)
         self._listened_at = now
-        if deaf:
-            self._heard = dict.fromkeys(nodes, now)
-            return []
-        if len(self._heard) > 2 * len(nodes) + 100:  # most of them are forgotten by now
-            self._heard = {node_id: at for node_id, at in self._heard.items() if node_id in nodes}
-        limit = now - self._settings.node_silent_s
-        silent = []
-        for node in self.state.inventory:
-            heard = self._heard.setdefault(node.node_id, now)
-            if heard < limit and not node.record.lost:
-                silent.append(node.node_id)
-        if len(nodes) > 1 and len(silent) == sum(1 for node in self.state.inventory if not node.record.lost):
-            return []
-        return sorted(silent)
+        hearing = self._parts.hearing(self.partition)
+        if hearing is Hearing.ALL and self._inbox:
+            hearing = Hearing.PART
+        nodes = {node.node_id for node in self.state.inventory if not node.record.lost}
+        return self._signs.silent(nodes, hearing, now)
 
     # ── a commit ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -642,7 +636,7 @@ class PoolRunner:
         self._placements_end = taken.position.placements
         await self._publish(taken.position.outbox)
         now = self._clock()
-        self._heard = {node.node_id: now for node in self.state.inventory}
+        self._signs.deaf(now)
         self._worth_a_window = True
         self.counts.recoveries += 1
         log.info(

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from streamsched.bus.admin import apply_topics
 from streamsched.bus.app import GroupTimes, Handler, Handlers, Input, build_app
 from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.hearing import Ears, Hearing
 from streamsched.bus.intake import BATCH_MAX, OPEN_BYTES_MAX, OPEN_MAX, Later
 from streamsched.bus.topics import TopicNames
 
@@ -46,18 +47,22 @@ async def _check(kafka: KafkaConnection, names: TopicNames, group: str) -> None:
             share.close()
         return dict.fromkeys(slow, share)
 
-    async with _running(kafka, names, group, _nothing, schedule):
+    async with _running(kafka, names, group, _nothing, schedule) as ears:
+        await _until(lambda: {ears(SLOW), ears(QUICK)} == {Hearing.ALL}, "both partitions to be heard")
         await _write(kafka, names.nodes, SLOW, MANY)
         await _until(lambda: got[SLOW] >= OPEN_MAX, "the slow partition to be full")
+        assert ears(SLOW) is Hearing.NOTHING, "it is held back"
         await _write(kafka, names.nodes, QUICK, 10)
         await _until(lambda: got[QUICK] == 10, "the quick partition")
         await asyncio.sleep(2.0)
         assert got[SLOW] <= OPEN_MAX + 10 * BATCH_MAX, "what was fetched before the pause comes, and no more"
         assert await _committed(kafka, group, names.nodes, QUICK, 10) == 10
         assert await _committed(kafka, group, names.nodes, SLOW, 0) == 0
+        assert (ears(SLOW), ears(QUICK)) == (Hearing.NOTHING, Hearing.ALL)
         open_again.set()
         await _until(lambda: got[SLOW] == MANY, "the rest of the slow partition")
         assert offsets == list(range(MANY)), "in order, and none is left out"
+        await _until(lambda: ears(SLOW) is Hearing.ALL, "the slow partition to be heard again")
         assert await _committed(kafka, group, names.nodes, SLOW, MANY) == MANY
 
 
@@ -130,7 +135,7 @@ async def _nothing(*_: Any) -> dict[int, Later | None]:
 @contextlib.asynccontextmanager
 async def _running(
     kafka: KafkaConnection, names: TopicNames, group: str, route: Handler, schedule: Handler
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Ears]:
     """The agents with these handlers, once partitions are assigned."""
     ready = asyncio.Event()
 
@@ -143,14 +148,20 @@ async def _running(
     def fault(error: BaseException) -> None:
         raise error
 
+    ears = Ears(kafka.fetch_wait_ms / 1e3)
     app = build_app(
-        group, kafka, names, Handlers(route, schedule, _nothing, assigned, revoked, fault), GroupTimes(6.0, 1.0, 5.0)
+        group,
+        kafka,
+        names,
+        Handlers(route, schedule, _nothing, assigned, revoked, fault),
+        GroupTimes(6.0, 1.0, 5.0),
+        ears,
     )
     await app.start()
     try:
         async with asyncio.timeout(60.0):
             await ready.wait()
-        yield
+        yield ears
     finally:
         await app.stop()
 

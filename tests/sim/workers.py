@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from streamsched.bus.app import Input
+from streamsched.bus.hearing import Hearing
 from streamsched.core.problem import Problem, Solution, SolveStatus
 from streamsched.policy import by_name
 from streamsched.service.letters import DeadLetters
@@ -82,6 +83,7 @@ class Worker:
             solve=self._solve,
             letters=letters.write,
             index=index,
+            hearing=self._hearing,
         )
         self.scheduler = Scheduler(parts, redis, letters, self.fault)
         self.router = Router(settings, redis, index, producer, letters)
@@ -158,6 +160,14 @@ class Worker:
         for source in batch:
             self._turns.setdefault((source.topic, source.partition), deque()).append([source.offset, False])
         return batch
+
+    def _hearing(self, partition: int) -> Hearing:
+        """As `bus.hearing.Ears`."""
+        tp = (self.settings.names.nodes, partition)
+        if partition not in self.partitions:
+            return Hearing.NOTHING
+        behind = self.positions[tp] < len(self._world.kafka.logs[tp])
+        return Hearing.PART if behind or self._turns.get(tp) else Hearing.ALL
 
     def _settle(self, batch: list[Input], later: Mapping[int, Any]) -> None:
         for place, source in enumerate(batch):

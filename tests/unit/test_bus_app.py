@@ -13,6 +13,7 @@ from faust.types import TP
 
 from streamsched.bus.app import GroupTimes, Handlers, _ConsumerThread, build_app
 from streamsched.bus.connection import KafkaConnection
+from streamsched.bus.hearing import Ears
 from streamsched.bus.topics import TopicNames
 
 
@@ -21,7 +22,7 @@ def test_no_folder_is_made_where_the_worker_runs(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     unused: Any = None
     handlers = Handlers(unused, unused, unused, unused, unused, unused)
-    app = build_app("group", KafkaConnection(), TopicNames(), handlers, GroupTimes())
+    app = build_app("group", KafkaConnection(), TopicNames(), handlers, GroupTimes(), Ears())
     app._create_directories()
     assert list(tmp_path.iterdir()) == []
 

@@ -17,6 +17,7 @@ from sim.redis import Client, Server
 
 from streamsched.bus import codec, journal
 from streamsched.bus.app import Input
+from streamsched.bus.hearing import Hearing
 from streamsched.bus.messages import Joined, QueueRanking, RankedJob
 from streamsched.errors import UserError
 from streamsched.policy import by_name
@@ -82,6 +83,7 @@ def runner(producer: FakeProducer) -> PoolRunner:
         solve=pytest.fail,
         letters=pytest.fail,
         index=JobIndex(redis, ("p",), "t:"),
+        hearing=lambda partition: Hearing.ALL,
     )
     return PoolRunner("p", 0, parts, PoolStore(redis, "p", "t:"))
 
