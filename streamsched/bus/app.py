@@ -14,7 +14,7 @@ What is fixed here was found by trying (see docs/adr/0002):
 - Faust's own account of acknowledgements skips a single open message at its head, and any number of them where nothing
   was committed yet. So events are acknowledged strictly in the order of their partition (`intake.Turns`).
 - One loop of Faust's delivers to all agents, and where the queue of one is full it waits: all topics stand still. So an
-  agent never waits for its handler (`intake.Line`), and nothing is fetched for one whose queue could get full.
+  agent never waits for its handler to end (`intake.Line`), and nothing is fetched for one whose queue could get full.
 - An agent is one stream over all its partitions, so a handler that waited for the slowest would hold up the rest. It
   gives back what takes longer, to be acknowledged apart; a partition of which much is open is not fetched from until it
   is less, so that one that stands still fills neither the memory nor the way of the others.
@@ -53,6 +53,9 @@ _QUEUED_MAX = 4 * BATCH_MAX
 """Messages in an agent's queue, above which nothing is fetched for it."""
 _BUFFER_MAX = 2 * (_QUEUED_MAX + _POLL_MAX)
 """Of Faust's queues. It is never reached: at the end of one, Faust stops the fetching for all agents."""
+_PAUSE_S = 0.05
+"""How long at most an agent lets a busy handler be before it takes more: in half as many batches, a worker takes about
+a quarter more messages."""
 _HELD_S = 0.1
 """At most until the next fetch while partitions are left out: they may be wanted again before others have anything."""
 
@@ -268,6 +271,7 @@ def _attach(app: _App, name: str, topics: list[str], handler: Handler, turns: Tu
             async for events in stream.noack_take(BATCH_MAX, within=BATCH_WITHIN_S):
                 present = [(event, event.message) for event in events if is_present(event)]
                 line.put([(event, turns.take(message.tp, event, size_of(message))) for event, message in present])
+                await line.pause(_PAUSE_S)
         except Exception as error:
             fault(error)
             raise

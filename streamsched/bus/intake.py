@@ -1,6 +1,6 @@
 """What is taken from Kafka on its way to a handler: in which order, how much of it, and when it is acknowledged.
 
-Faust delivers to all agents by one loop, which waits where the queue of one is full. So an agent may never wait for its
+Faust delivers to all agents by one loop, which waits where the queue of one is full. So an agent may not wait for its
 handler: it puts what comes into a `Line`, which works beside it. What would pile up there is bounded by partition
 (`Turns`): one of which much is open is not fetched from until it is less.
 """
@@ -174,6 +174,11 @@ class Line:
         if self._waiting and (self._working is None or self._working.done()):
             self._working = asyncio.ensure_future(self._work())
             self._working.add_done_callback(self._ended)
+
+    async def pause(self, limit_s: float) -> None:
+        """Until the handler has dealt with everything, or the limit: more comes meanwhile, for one larger batch."""
+        if self._working is not None and not self._working.done():
+            await asyncio.wait([self._working], timeout=limit_s)
 
     def forget_earlier(self) -> None:
         """What is not of the present assignment, however long the handler will be busy."""

@@ -243,6 +243,20 @@ def test_what_waits_from_before_a_rebalance_is_not_handed_over_after_it() -> Non
     asyncio.run(work())
 
 
+def test_a_busy_handler_is_let_be_for_a_moment_only() -> None:
+    async def work() -> None:
+        bench = Bench()
+        await asyncio.wait_for(bench.line.pause(60.0), 1.0)
+        bench.put(0)
+        await asyncio.wait_for(bench.line.pause(0.01), 1.0)
+        assert bench.acked == []
+        asyncio.get_running_loop().call_later(0.01, bench.go_on.set)
+        await asyncio.wait_for(bench.line.pause(60.0), 1.0)
+        assert bench.acked == [0]
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("stray", [False, True])
 def test_an_error_of_the_handler_and_a_stray_cancellation_are_faults(stray: bool) -> None:
     async def work() -> None:
