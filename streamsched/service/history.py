@@ -154,6 +154,8 @@ async def compare_with_redis(settings: Settings, pool: str) -> list[str]:
 
 
 def _as_written_now(kind: str, value: bytes | None) -> bytes | None:
+    if kind not in _STORED:
+        return value
     try:
         return _encode(msgspec.json.decode(value or b"", type=_STORED[kind]))
     except (msgspec.MsgspecError, UnicodeDecodeError):

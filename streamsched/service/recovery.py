@@ -188,7 +188,8 @@ async def take_over(
     changes = fold.state.take_changes()
     outbox = await _not_on_topic(pool, fold)
     position = msgspec.structs.replace(fold.position, outbox=tuple(outbox))
-    return Taken(fold.state, position, stored.position.seq, changes if from_redis else None)
+    changes_do = from_redis and stored.queue_is_right
+    return Taken(fold.state, position, stored.position.seq, changes if changes_do else None)
 
 
 async def write_to_redis(store: PoolStore, taken: Taken, summary: bytes) -> Outcome:

@@ -439,15 +439,16 @@ class PoolRunner:
     async def _look_for_successor(self, start: int, stop: int) -> None:
         """Somebody else wrote between the last two records: a successor's mark there voids the second.
 
-        Redis refuses it as well, unless it has come back from a copy older than the takeover.
+        Redis refuses it as well, unless it has come back from a copy older than the takeover. A later version's mark
+        may be one that we cannot read: what cannot be read and is of a later epoch counts as one.
         """
         try:
             async for entry in journal.read(
                 self._settings.kafka, self._names.journal, self.partition, self.pool, start, stop
             ):
-                mark = journal.mark_of(entry.record)
-                if mark is not None and mark.epoch > self.state.epoch:
-                    raise Fenced(f"another worker has taken over pool {self.pool} (epoch {mark.epoch})")
+                epoch = entry.record.epoch
+                if epoch > self.state.epoch and (entry.unreadable or journal.mark_of(entry.record) is not None):
+                    raise Fenced(f"another worker has taken over pool {self.pool} (epoch {epoch})")
         except KafkaError as error:
             raise _StateLost(f"the journal cannot be read ({words(error)})") from None
 

@@ -66,6 +66,8 @@ class Stored(Struct, frozen=True, kw_only=True):
     epoch: int
     position: Position
     state: Changes | None
+    queue_is_right: bool = True
+    """Nothing is decided by the key `queue`, so a wrong one is no reason to doubt the state."""
 
 
 class Unreadable(Exception):
@@ -103,7 +105,10 @@ class PoolStore:
         except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
             log.warning("pool %s: what Redis holds cannot be read (%s)", self.pool, error)
             return Stored(epoch=epoch, position=Position(), state=None)
-        return Stored(epoch=epoch, position=position, state=state)
+        queue_is_right = raw["queue"] == _queue(state.jobs)
+        if not queue_is_right:
+            log.warning("pool %s: %s in Redis is not the queue of its jobs", self.pool, self._keys[5])
+        return Stored(epoch=epoch, position=position, state=state, queue_is_right=queue_is_right)
 
     async def epoch(self) -> int:
         """Of the owner; 0 when there has been none, or none that can be read (the journal knows it as well)."""
@@ -131,13 +136,15 @@ class PoolStore:
         async with self._redis.pipeline(transaction=True) as pipe:
             for key in self._keys[:5]:
                 pipe.hgetall(key)
+            pipe.zrange(self._keys[5], 0, -1, withscores=True)
             try:
-                meta, *values = await pipe.execute()
+                meta, *values, queue = await pipe.execute()
             except ResponseError as error:
                 if not is_wrong_type(error):
                     raise
                 raise Unreadable(f"a key of {self._keys[0].removesuffix('meta')}* is of another type") from None
-        return meta, dict(zip(_KEYS[1:5], values, strict=True))
+        scores = {name: f"{score:g}".encode() if score % 1 else b"%d" % score for name, score in queue}
+        return meta, dict(zip(_KEYS[1:], (*values, scores), strict=True))
 
     async def acquire(self, at_least: int) -> int:
         """Take the pool over: a new epoch, above every one seen. From now on commits of earlier epochs are refused."""
@@ -177,10 +184,8 @@ def _parts(changes: Changes) -> dict[str, list[bytes]]:
     """Name, value, name, value... for each key but meta; an empty value deletes."""
     values = stored_values(changes)
     parts = {kind: [item for pair in values[kind].items() for item in pair] for kind in _KEYS[1:5]}
-    parts["queue"] = []
-    for job_id, job in changes.jobs.items():
-        queued = job is not None and job.state is JobState.QUEUED
-        parts["queue"] += [job_id.encode(), str(job.seq).encode() if job is not None and queued else b""]
+    queue = values["queue"]
+    parts["queue"] = [item for name in values["jobs"] for item in (name, queue.get(name, b""))]
     return parts
 
 
@@ -217,13 +222,23 @@ def _key(prefix: str, pool: str, name: str) -> str:
 
 
 def stored_values(changes: Changes) -> dict[str, dict[bytes, bytes]]:
-    """The bytes that Redis holds for these values; empty for a value that is gone."""
+    """The bytes that Redis holds for these values; empty for a value that is gone, but for the queue."""
     return {
         "jobs": _encode_all(changes.jobs),
         "runs": _encode_all(changes.runs),
         "nodes": _encode_all(changes.nodes),
         "tenants": _encode_all(changes.tenants),
         "meta": {b"state": _encode(changes.meta)},
+        "queue": _queue(changes.jobs),
+    }
+
+
+def _queue(jobs: Mapping[str, Job | None]) -> dict[bytes, bytes]:
+    """Queued jobs and their scores."""
+    return {
+        job_id.encode(): b"%d" % job.seq
+        for job_id, job in jobs.items()
+        if job is not None and job.state is JobState.QUEUED
     }
 
 

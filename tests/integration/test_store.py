@@ -235,15 +235,32 @@ def test_a_key_of_another_type_is_a_loss_that_a_takeover_mends(run, namespace: s
         later, more = scenario.step(job("b"))
         assert await store.commit(epoch, 1, later, more, b"") is Outcome.LOST
         assert await store.epoch() == (0 if key == "meta" else epoch)
-        if key != "queue":  # which is not read
-            assert (await store.load()).state is None
-            with pytest.raises(Unreadable, match=r"\{p\}:\*"):
-                await store.raw()
+        assert (await store.load()).state is None
+        with pytest.raises(Unreadable, match=r"\{p\}:\*"):
+            await store.raw()
         again = await store.acquire(epoch)
         assert again > epoch
         assert await store.reset(again, later, scenario.state.everything(), b"") is Outcome.DONE
         assert as_bytes((await store.load()).state) == as_bytes(scenario.state.everything())
         assert await store.check(again, later.seq) is Outcome.DONE
+
+    run(work)
+
+
+def test_a_wrong_queue_is_seen_and_costs_no_state(run, namespace: str) -> None:
+    async def work(client: Redis) -> None:
+        scenario = Scenario()
+        store, epoch = await owned(client, namespace, scenario)
+        position, changes = scenario.step(node(), job("a"), job("b"))
+        assert await store.commit(epoch, 0, position, changes, b"") is Outcome.DONE
+        assert (await store.load()).queue_is_right
+        queue = f"{namespace}{{p}}:queue"
+        for harm in (client.zrem(queue, "b"), client.zadd(queue, {"b": 1.5}), client.zadd(queue, {"b": 1, "c": 3})):
+            await harm
+            stored = await store.load()
+            assert not stored.queue_is_right
+            assert as_bytes(stored.state) == as_bytes(scenario.state.everything())
+        assert (await store.raw())[1]["queue"].keys() == {b"a", b"b", b"c"}
 
     run(work)
 

@@ -276,6 +276,10 @@ class Pipeline:
     def hgetall(self, key: str) -> None:
         self._effects.append(lambda data: dict(data.hashes[_raw(key)]))
 
+    def zrange(self, key: str, start: int, end: int, withscores: bool) -> None:
+        assert (start, end, withscores) == (0, -1, True)
+        self._effects.append(lambda data: sorted(data.sorted_sets[_raw(key)].items(), key=lambda item: item[::-1]))
+
     def hget(self, key: str, name: str) -> None:
         self._effects.append(lambda data: data.hashes[_raw(key)].get(_raw(name)))
 

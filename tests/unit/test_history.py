@@ -153,7 +153,7 @@ def test_a_value_as_another_version_wrote_it_is_no_difference(records: list[Jour
     """Redis is not written anew at every takeover, so it may hold some for long."""
     values = stored_values(prefix(records).state.everything())
     for kind, held in values.items():
-        for value in held.values():
+        for value in held.values() if kind != "queue" else ():
             older = b" " + msgspec.json.encode(msgspec.json.decode(value) | {"of": "the past"})
             assert older != value
             assert _as_written_now(kind, older) == value

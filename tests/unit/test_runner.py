@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +20,12 @@ from sim.redis import Client, Server
 from streamsched.bus import codec, journal
 from streamsched.bus.app import Input
 from streamsched.bus.hearing import Hearing
-from streamsched.bus.messages import Joined, QueueRanking, RankedJob
+from streamsched.bus.messages import Joined, JournalRecord, QueueRanking, RankedJob
 from streamsched.errors import UserError
 from streamsched.policy import by_name
 from streamsched.service import runner as module
 from streamsched.service.ranking import bounded
+from streamsched.service.recovery import Fenced
 from streamsched.service.runner import Parts, PoolRunner
 from streamsched.service.settings import Settings
 from streamsched.store.job_index import JobIndex
@@ -213,3 +216,18 @@ def test_a_score_that_json_cannot_hold_is_a_ranking_less(
     monkeypatch.setattr(module, "queue_ranking", wild)
     publish(waiting, 1)
     assert "ranking not published" in caplog.text
+
+
+@pytest.mark.parametrize(("epoch", "unreadable", "fenced"), [(9, "?", True), (2, "?", False), (9, "", False)])
+def test_a_mark_of_a_later_epoch_is_a_successor_s_even_if_we_cannot_read_it(
+    runner: PoolRunner, monkeypatch: pytest.MonkeyPatch, epoch: int, unreadable: str, fenced: bool
+) -> None:
+    """A later version may write marks of another form. What has no epoch at all is no record of ours."""
+
+    async def read(*_: Any) -> AsyncIterator[journal.Entry]:
+        yield journal.Entry(7, JournalRecord(pool="p", epoch=epoch, seq=0, now=0.0), unreadable)
+
+    monkeypatch.setattr(journal, "read", read)
+    runner.state.epoch = 2
+    with pytest.raises(Fenced, match="epoch 9") if fenced else contextlib.nullcontext():
+        asyncio.run(runner._look_for_successor(7, 8))
