@@ -79,8 +79,9 @@ def test_case_09_a_late_commit_of_an_old_scheduler_is_refused(moment: str, forge
     assert set(places(sim)) == {d.placement_id for r in sim.checks[0].counted() for d in r.decisions if _is_place(d)}
 
 
-def wake_the_old_one(moment: str, forgetful: bool) -> tuple[Result, Simulation]:
-    """`forgetful`: when it wakes Redis comes back from a copy in which the old one still is the owner."""
+def wake_the_old_one(moment: str, forgetful: bool, number: int = 23) -> tuple[Result, Simulation]:
+    """`number`: at which of these moments it stalls. `forgetful`: when it wakes, Redis comes back from a copy in which
+    the old one still is the owner."""
 
     async def script(sim: Simulation) -> None:
         await until(lambda: sim.world.counts["freezes"])
@@ -93,7 +94,7 @@ def wake_the_old_one(moment: str, forgetful: bool) -> tuple[Result, Simulation]:
         sim.world.thaw(frozen.name)
         await asyncio.sleep(5.0)
 
-    return run(plan(faults={"exact": {(moment, 12): "freeze"}, "freeze_s": 1000.0}, jobs=40, script=script))
+    return run(plan(faults={"exact": {(moment, number): "freeze"}, "freeze_s": 1000.0}, jobs=40, script=script))
 
 
 @pytest.mark.parametrize("moment", ["redis clear executed", "redis fill executed"])
