@@ -30,7 +30,8 @@ from rich.table import Table
 
 from loadgen.formats.openb_csv import Machine, Pod, read_machines, read_pods
 from streamsched.core.model import WHOLE_GPU
-from streamsched.core.problem import Assignment, Candidate, NodeClass, Problem
+from streamsched.core.problem import Ask, Assignment, Candidate, NodeClass, Problem
+from streamsched.core.window import MIX_MAX
 from streamsched.placement import SolveLimits, greedy, solve
 
 FOLDER = "alibaba-gpu-v2023"
@@ -244,9 +245,11 @@ class Engine:
     answer: Callable[[Problem], tuple[Assignment, ...]]
     window: int = WINDOW
     _number: int = field(default=0, init=False)
+    _seen: Counter[Ask] = field(default_factory=Counter, init=False)
 
     def place(self, cluster: Cluster, pods: Sequence[Pod]) -> list[bool]:
         self._number += 1
+        self._seen.update(map(_ask, pods))
         problem = Problem(
             pool="openb",
             window=self._number,
@@ -254,6 +257,7 @@ class Engine:
             policy="fcfs",
             candidates=tuple(_candidate(pod, place, len(pods)) for place, pod in enumerate(pods)),
             classes=tuple(_classes(cluster)),
+            mix=tuple(self._seen.most_common(MIX_MAX)),
         )
         index = {machine.node_id: i for i, machine in enumerate(cluster.machines)}
         placed = [False] * len(pods)
@@ -263,6 +267,17 @@ class Engine:
             cluster.take(index[node_id], pods[place])
             placed[place] = True
         return placed
+
+
+def _ask(pod: Pod) -> Ask:
+    return Ask(
+        gpus=pod.gpus,
+        gpu_milli=pod.gpu_milli,
+        gpu_memory_mib=0,
+        cpu_milli=pod.cpu_milli,
+        memory_mib=pod.memory_mib,
+        gpu_types=pod.gpu_types,
+    )
 
 
 def _candidate(pod: Pod, place: int, count: int) -> Candidate:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 
 from .errors import BrokenInvariant
-from .model import Job, JobState, NodeState, Run, RunState
+from .model import WHOLE_GPU, Job, JobSpec, JobState, NodeState, Run, RunState
 from .node import NodeRecord
 from .preemption import class_name
+from .problem import Ask
 
 
 class Index:
@@ -41,6 +42,11 @@ class Index:
         """Nodes in quarantine and its end."""
         self.lost_nodes: dict[str, float] = {}
         """Nodes thought lost and since when."""
+        self.asked: Counter[Ask] = Counter()
+        """The jobs that are known, by what a worker of theirs asks for; without those for MIG profiles."""
+        self.sharing: Counter[Ask] = Counter()
+        """Those of them that share devices."""
+        self._asked_by: dict[str, Ask] = {}
         self._known_runs: set[str] = set()
         self._stoppable_as: dict[str, str] = {}
 
@@ -54,8 +60,24 @@ class Index:
                 index.pop(job_id, None)
         if job.ended_at is not None:
             self.finished.setdefault(job_id, job.ended_at)
+        if job_id not in self._asked_by and not job.spec.mig_profile:
+            self._ask(job_id, job.spec)
         self._reservation(job_id, job.reservation)
         self._stoppable(job_id, class_name(job) if job.spec.preemptible and job.state is JobState.RUNNING else None)
+
+    def _ask(self, job_id: str, spec: JobSpec) -> None:
+        ask = Ask(
+            gpus=spec.gpus_per_worker,
+            gpu_milli=spec.gpu_milli,
+            gpu_memory_mib=spec.gpu_memory_mib,
+            cpu_milli=spec.cpu_milli,
+            memory_mib=spec.memory_mib,
+            gpu_types=tuple(sorted(set(spec.gpu_types))),
+        )
+        self._asked_by[job_id] = ask
+        self.asked[ask] += 1
+        if spec.gpu_milli < WHOLE_GPU or spec.gpu_memory_mib:
+            self.sharing[ask] += 1
 
     def _stoppable(self, job_id: str, name: str | None) -> None:
         """File it under the name of its class, or nowhere."""
@@ -82,6 +104,12 @@ class Index:
     def forget_job(self, job_id: str) -> None:
         """Only finished jobs are forgotten."""
         del self.finished[job_id]
+        ask = self._asked_by.pop(job_id, None)
+        for counted in (self.asked, self.sharing):
+            if ask is not None and ask in counted:
+                counted[ask] -= 1
+                if not counted[ask]:
+                    del counted[ask]
 
     def run(self, run: Run) -> None:
         placement_id = run.placement_id

@@ -84,6 +84,17 @@ class Candidate(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(size * count for size, count in self.chunks)
 
 
+class Ask(Struct, frozen=True, array_like=True, order=True):
+    """What one worker of a job asks for: `gpus` whole devices, or a share of one (`gpu_milli` or `gpu_memory_mib`)."""
+
+    gpus: int
+    gpu_milli: int
+    gpu_memory_mib: int
+    cpu_milli: int
+    memory_mib: int
+    gpu_types: tuple[str, ...]
+
+
 class Victim(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run that may be told to make room. `cost` > 0: what stopping it loses, in units of `Candidate.value`."""
 
@@ -111,6 +122,9 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     classes: tuple[NodeClass, ...]
     """With victims also nodes that have nothing free, where a victim is on them."""
     victims: tuple[Victim, ...] = ()
+    mix: tuple[tuple[Ask, int], ...] = ()
+    """What workers of the pool's jobs ask for, and in how many jobs, the most frequent first. Only where some ask for
+    shares of devices; then free devices are kept useful for this mix, instead of the nodes tidy."""
 
 
 class SolveStatus(enum.StrEnum):

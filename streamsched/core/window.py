@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -24,11 +25,14 @@ from .preemption import (
     priority,
     takes_whole_devices,
 )
-from .problem import Candidate, Problem, Victim
+from .problem import Ask, Candidate, Problem, Victim
 from .room import wants_one_type
 
 if TYPE_CHECKING:
     from .cluster import ClusterState
+
+MIX_MAX = 32
+"""Kinds of workers that a problem tells of: rarer ones hardly count."""
 
 
 class Ranker(Protocol):
@@ -92,6 +96,7 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         ),
         classes=chooser.classes + full_classes(state, victims) if chosen else (),
         victims=tuple(replace(victim, cost=cost) for victim, cost in zip(victims, costs, strict=True)),
+        mix=_mix(state) if chosen else (),
     )
     return Window(problem, tuple(ranking))
 
@@ -219,6 +224,12 @@ def avoided(state: ClusterState, job: Job, now: float) -> tuple[str, ...]:
     if not job.refused_by or now - job.queued_at >= state.config.backoff_max_s:
         return ()
     return job.refused_by if state.inventory.holds_without(job.spec, job.refused_by) else ()
+
+
+def _mix(state: ClusterState) -> tuple[tuple[Ask, int], ...]:
+    if not state.index.sharing:
+        return ()
+    return tuple(nlargest(MIX_MAX, state.index.asked.items(), key=lambda item: (item[1], item[0])))
 
 
 def _values(

@@ -8,7 +8,8 @@ The rate is that of the job's slowest worker (`worth.py`). A victim is paid for 
 Stranded GPUs are the devices left idle on nodes from which the window took at least one, with those that evictions
 free there. For a given set of placed jobs the fewest are stranded when partly used nodes are filled before whole nodes
 are broken into. The weight is so small that all that can be stranded together costs half of the least valuable job on
-its slowest type: no job is given up for tidiness.
+its slowest type: no job is given up for tidiness. Where jobs share devices (`Problem.mix`) it is zero: whole idle
+devices are not what counts there, and greedy keeps the free ones useful (`gradient.py`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ class BadValue(ValueError):
 
 
 def fragmentation_weight(problem: Problem) -> float:
-    """Value of one stranded GPU."""
+    """Value of one stranded GPU; none where devices are shared (`gradient.py` is for that)."""
     for candidate in problem.candidates:
         if not math.isfinite(candidate.value):
             raise BadValue(f"job {candidate.job_id}: value {candidate.value} is not finite")
+    if problem.mix:
+        return 0.0
     types = sorted({c.gpu_type for c in problem.classes})
     least = min(
         (c.value * min(rates(c, types).values(), default=1.0) for c in problem.candidates if c.value > 0), default=0.0

@@ -194,6 +194,8 @@ class _Window:
         found, bound = self._by_model(base)
         if found is None or found.objective < base.objective:
             return self._rate(base, bound, SolveStatus.GREEDY)
+        if self.problem.mix and found.objective == base.objective:
+            found = base  # its nodes were chosen by the gradient
         solution = self._rate(found, bound, SolveStatus.INCUMBENT)
         violations = check(self.problem, solution)
         if not violations:
@@ -300,7 +302,16 @@ class _Window:
         done = (*filled, *shares, *whole)
         placed = {a.job_id for a in done}
         more = fill(stock, (c for c in self.hopeful if c.job_id not in placed))
-        return self._worth_of((*done, *more), stock)
+        found = self._worth_of((*done, *more), stock)
+        return self._seated_anew(found) if self.problem.mix else found
+
+    def _seated_anew(self, found: _Found) -> _Found:
+        """Where devices are shared the model says who, and greedy where, if it finds room for as much: by the gradient
+        (`gradient.py`), of which the model knows nothing."""
+        placed = {a.job_id for a in found.assignments}
+        stock = Stock(self.problem)
+        again = self._worth_of(fill(stock, sorted(self.hopeful, key=lambda c: c.job_id not in placed)), stock)
+        return again if again.objective >= found.objective else found
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────────
 

@@ -32,6 +32,7 @@ from streamsched.core.problem import Candidate, NodeClass, Problem
 from streamsched.core.room import domain_of
 
 from .freed import Amounts, Freed
+from .gradient import Gradient
 from .request import NO_LIMIT, Make, Request, is_share, joined, make_of, requests_of, within, workers_of
 from .ways import Way, ways_of
 
@@ -250,6 +251,8 @@ class Stock:
         """(level, makes, GPUs of a worker, one per node) -> (length of `_changed` then, room by domain)."""
         self._shelf_of: dict[str, Shelf] = {}
         """By node id; filled when a node is first asked for by name."""
+        widest = max((len(c.shares) + c.free_gpus for c in problem.classes), default=0) + self.freed.most_gpus
+        self._gradient = Gradient(problem.mix, self.makes, widest) if problem.mix else None
         named = {n for c in problem.candidates for n in c.avoid_nodes}
         for node_class in _without_idle_names(problem.classes, self._levels):
             self._shelve(node_class, named)
@@ -493,6 +496,8 @@ class Stock:
             self._shelves.append(shelf)
             for index in indexes:
                 index.places.append(shelf)
+            if self._gradient:
+                self._gradient.add(shelf)
 
     def _index_of(self, scope: Scope) -> _Index:
         index = self._index.get(scope)
@@ -515,6 +520,8 @@ class Stock:
         return tuple(scopes)
 
     def _file(self, place: Place) -> None:
+        if self._gradient:
+            self._gradient.touch(place)
         for scope in place.scopes:
             index = self._index[scope]
             if index.in_use:
@@ -614,6 +621,9 @@ class Stock:
         if file_again:
             self._file(place)
         self._touched[touched.node_id] = touched
+        if self._gradient:
+            self._gradient.touch(place)
+            self._gradient.add(touched)
         for scope in touched.scopes:
             self._index[scope].places.append(touched)
         return touched
@@ -665,6 +675,9 @@ class _Search:
         """`id` of the heaps from which something was laid aside."""
 
     def find(self, request: Request) -> Place | None:
+        gradient = self._stock._gradient
+        if gradient and self._index is self._stock._index[EVERYWHERE] and not request.mig_profile:
+            return gradient.best(request, self._makes, lambda place: self._is_open(place, request))
         if not request.whole:
             place = self._instance(request) if request.mig_profile else self._smallest_share(request)
             if place is not None or not self._open_devices:
@@ -675,6 +688,13 @@ class _Search:
             if place is not None:
                 return place
         return None
+
+    def _is_open(self, place: Place, request: Request) -> bool:
+        if not place.admits(request):
+            return False
+        if self._open_devices or request.whole:
+            return True
+        return bool(place.shares) and place.shares[-1] >= request.milli_of(self._stock.makes[place.make])
 
     def end(self) -> None:
         """Back with what was laid aside."""
