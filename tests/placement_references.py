@@ -7,7 +7,8 @@ stranded GPU. For whole devices.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,20 @@ import pyomo.environ as pyo
 from pyomo.contrib.appsi.solvers import Highs
 
 from streamsched.core.model import TopologyLevel
-from streamsched.core.problem import TOPOLOGY_BONUS, Assignment, Candidate, NodeClass, Problem, Victim
+from streamsched.core.problem import TOPOLOGY_BONUS, Ask, Assignment, Candidate, NodeClass, Problem, Victim
 from streamsched.placement.objective import fragmentation_weight
 
 UNLIMITED = 10**9
+
+
+def mix_of(candidates: Iterable[Candidate]) -> tuple[tuple[Ask, int], ...]:
+    """`Problem.mix` of a pool whose jobs ask for what these do."""
+    asks = Counter(
+        Ask(c.chunks[0][0], c.gpu_milli, c.gpu_memory_mib, c.cpu_milli, c.memory_mib, tuple(sorted(set(c.gpu_types))))
+        for c in candidates
+        if not c.mig_profile
+    )
+    return tuple(asks.most_common())
 
 
 def types_of(p: Problem, job: Candidate) -> dict[str, float]:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
-from placement_references import best_objective, nodes_of, plain_optimum, value_of, worth
+from placement_references import best_objective, mix_of, nodes_of, plain_optimum, value_of, worth
 
 from streamsched.core.model import TopologyLevel, TopologyWish
 from streamsched.core.problem import Assignment, Candidate, NodeClass, Problem, Solution, SolveStatus, Victim
@@ -109,14 +109,16 @@ def problems(draw: st.DrawFn, *, shares: bool = False) -> Problem:
                 anti_affinity=name,
             )
         )
+    candidates = tuple(draw(jobs(shares=shares)))
     return Problem(
         pool="p",
         window=1,
         now=0.0,
         policy="t",
-        candidates=tuple(draw(jobs(shares=shares))),
+        candidates=candidates,
         classes=tuple(classes),
         victims=tuple(victims),
+        mix=mix_of(candidates) if shares and draw(st.booleans()) else (),
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement_references import mix_of
 
 from streamsched.core.problem import Candidate, NodeClass, Problem, SolveStatus
 from streamsched.placement import SolveLimits, check, greedy, solve
@@ -62,7 +63,8 @@ def problems(draw: st.DrawFn, *, shares: bool = False) -> Problem:
                 avoid_nodes=tuple(draw(st.lists(st.sampled_from(["n0", "n2", "gone"]), max_size=1))),
             )
         )
-    return problem(candidates, classes)
+    mix = mix_of(candidates) if shares and draw(st.booleans()) else ()
+    return msgspec.structs.replace(problem(candidates, classes), mix=mix)
 
 
 class Node:

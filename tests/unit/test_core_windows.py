@@ -8,6 +8,7 @@ from core_builder import placed, reloaded, stops
 from streamsched.core import cluster
 from streamsched.core import events as ev
 from streamsched.core.instructions import SolveWindow
+from streamsched.core.problem import Ask
 from streamsched.policy.rules import Smallest
 
 
@@ -246,3 +247,24 @@ def test_one_window_starts_one_job_on_its_reserved_nodes(make_pool):
     assert set(placed(pool.window())) == {"b"}
     assert not pool.state.unfinished_timers
     pool.verify()
+
+
+def test_a_problem_tells_what_is_asked_for_where_devices_are_shared(make_pool):
+    pool = make_pool(finished_keep_s=50.0)
+    pool.nodes(2, 8)
+    pool.arrive("whole", 2)
+    assert problem(pool).mix == ()
+    pool.arrive("half", gpu_milli=500, cpu_milli=4000, gpu_types=("B", "A"))
+    pool.arrive("also", gpu_milli=500, cpu_milli=4000, gpu_types=("A", "B"))
+    pool.arrive("slice", gpu_milli=142, mig_profile="1g.5gb")
+    half = Ask(1, 500, 0, 4000, 0, ("A", "B"))
+    pool.node("a", 8, "A")
+    pool.running("half", "also", "whole")
+    for job_id in ("also", "whole"):
+        pool.complete(job_id)
+    pool.arrive("one", 1)
+    assert problem(pool).mix == ((half, 2), (Ask(2, 1000, 0, 0, 0, ()), 1), (Ask(1, 1000, 0, 0, 0, ()), 1))
+    pool.later(60.0)
+    pool.window()
+    pool.arrive("two", 1)
+    assert problem(pool).mix == ((Ask(1, 1000, 0, 0, 0, ()), 2), (half, 1)), "the finished ones are forgotten"
