@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+from core_builder import Pool, codes, placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,6 @@ from streamsched.core.problem import Assignment, Solution, SolveStatus
 from streamsched.core.reservations import choose_nodes, lay_out
 from streamsched.core.room import slots
 from streamsched.core.tenants import TenantPolicy
-from tests.core_builder import Pool, codes, placed
 
 T4_MIB = 16_276
 

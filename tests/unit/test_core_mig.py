@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from core_builder import Pool, placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from streamsched.core.errors import BrokenInvariant
 from streamsched.core.model import WHOLE_GPU, Allocation, JobSpec, NodeSpec
 from streamsched.core.node import Node, NodeRecord
 from streamsched.core.problem import Assignment, Solution, SolveStatus
-from tests.core_builder import Pool, placed
 
 SEVEN_1G = (("1g.5gb", 7),)
 THREE_2G = (("2g.10gb", 3), ("1g.5gb", 1))
