@@ -16,7 +16,7 @@ from rich.text import Text
 
 from streamsched.core.problem import Assignment, Problem, Solution, SolveStatus
 from streamsched.errors import CheckFailed, UserError
-from streamsched.placement import SolveLimits, check, solve
+from streamsched.placement import SolveLimits, check, solve_in_parts
 from streamsched.placement.inspect import ModelSize, models_of, size_of, write_lp
 from streamsched.placement.solve import WORKERS_MAX
 from streamsched.service.dumps import Dump, parse
@@ -61,7 +61,7 @@ def solve_command(
     if lp is not None:
         _write_lp(models, lp)
     first: list[Solution] = []
-    solution = solve(asked.problem, limits, first.append)
+    solution = solve_in_parts(asked.problem, limits, first.append)
     by_greedy = first[0] if greedy and first else None
     violations = check(asked.problem, solution)
     if as_json:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -33,6 +33,7 @@ from .greedy import fill
 from .groups import groups_of
 from .objective import fragmentation_weight, placed_value
 from .options import Options, options_of
+from .parts import split
 from .reasons import Judge, outranked
 from .request import is_share
 from .spots import Victims, spots_of
@@ -40,6 +41,8 @@ from .stock import Stock
 from .worth import at_most
 
 Clock = Callable[[], float]
+SolveParts = Callable[[Sequence[Problem], "SolveLimits"], Sequence[Solution]]
+"""Solves the parts of a window, whose answers come in the same order."""
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,10 @@ class SolveLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     domains_max: int = 24
     """Topology domains that one candidate is offered; with more to choose from the answer may miss the optimum."""
     seed: int = 0
+    parts_max: int = 1
+    """Parts that `solve_in_parts` divides a large window into; 1: never."""
+    part_jobs: int = 128
+    """Candidates of a part, about; smaller windows are not divided."""
     presolve: bool = False
     """Off: no slower on these models than on (measured), and presolve does not look at the clock."""
 
@@ -79,6 +86,10 @@ class _Found:
 
     assignments: tuple[Assignment, ...]
     objective: float
+
+
+class PartsFailed(RuntimeError):
+    """For `SolveParts`: there are no answers, and it is nobody's bug. Greedy's answer is used."""
 
 
 def solve(
@@ -94,6 +105,31 @@ def solve(
     what cannot be handled is left out and says why, and what fails after greedy leaves greedy's answer.
     """
     return _Window(problem, limits or SolveLimits(), clock).solve(on_greedy)
+
+
+def solve_in_parts(
+    problem: Problem,
+    limits: SolveLimits | None = None,
+    on_greedy: Callable[[Solution], None] | None = None,
+    run: SolveParts | None = None,
+    clock: Clock = time.perf_counter,
+) -> Solution:
+    """As `solve`; a window of more than `limits.part_jobs` candidates is divided (`parts.split`), up to `parts_max`.
+
+    What the parts place is joined, greedy finds room for what still fits beside it, and the answer is never below
+    greedy's for the undivided window. The bound is what all candidates that fit are worth, for no part knows of the
+    others. `run` solves the parts, here one after the other; `solve_s` is all the time it took.
+    """
+    limits = limits or SolveLimits()
+    wanted = min(limits.parts_max, -(-len(problem.candidates) // max(1, limits.part_jobs)))
+    parts = split(problem, wanted) if wanted > 1 else (problem,)
+    if len(parts) == 1:
+        return solve(problem, limits, on_greedy, clock)
+    return _Window(problem, limits, clock).solve_parts(parts, run or _one_by_one, on_greedy)
+
+
+def _one_by_one(parts: Sequence[Problem], limits: SolveLimits) -> list[Solution]:
+    return [solve(part, limits) for part in parts]
 
 
 class _Window:
@@ -156,6 +192,16 @@ class _Window:
                     )
 
     def solve(self, on_greedy: Callable[[Solution], None] | None) -> Solution:
+        return self._after_greedy(on_greedy, self._improved)
+
+    def solve_parts(
+        self, parts: Sequence[Problem], run: SolveParts, on_greedy: Callable[[Solution], None] | None
+    ) -> Solution:
+        return self._after_greedy(on_greedy, lambda base: self._joined(base, parts, run))
+
+    def _after_greedy(
+        self, on_greedy: Callable[[Solution], None] | None, improve: Callable[[_Found], Solution]
+    ) -> Solution:
         if not self.hopeful:
             return self._solution(_Found((), 0.0), SolveStatus.EMPTY, None)
         base = self._greedy()
@@ -165,11 +211,35 @@ class _Window:
         if fallback.status is SolveStatus.OPTIMAL:
             return fallback
         try:
-            return self._improved(base)
+            return improve(base)
+        except PartsFailed as error:
+            self._say(f"solver: {error}")
+            return self._rate(base, self.worth, SolveStatus.GREEDY)
         except Exception as error:
             log.exception("window %d of pool %s", self.problem.window, self.problem.pool)
             self._say(f"bug: after greedy: {type(error).__name__}: {error}")
             return self._rate(base, self.worth, SolveStatus.GREEDY)
+
+    def _joined(self, base: _Found, parts: Sequence[Problem], run: SolveParts) -> Solution:
+        """What the parts place, those that wait for victims last, and what greedy finds room for beside it."""
+        started = self.clock()
+        solutions = run(parts, self.limits)
+        self.solve_s = self.clock() - started
+        for note in dict.fromkeys(s.note for s in solutions if s.note):
+            self._say(note)
+        placed = sorted((a for s in solutions for a in s.assignments), key=lambda a: bool(a.after))
+        kept, violations = sift(self.problem, placed)
+        if violations:
+            self._say(f"bug: a part's answer was refused by the check: {violations[0]}")
+        stock = Stock(self.problem)
+        for assignment in kept:
+            stock.put(self.by_id[assignment.job_id], assignment.workers, assignment.after)
+        there = {a.job_id for a in kept}
+        more = fill(stock, (c for c in self.hopeful if c.job_id not in there))
+        found = self._worth_of((*kept, *more), stock)
+        # A part handles as many workers as a window does, so it may have placed what the whole window holds back.
+        worth = math.fsum((self.worth, *(at_most(self.by_id[j]) for j in there & self.hopeless.keys())))
+        return self._checked(found, base, worth)
 
     def _greedy(self) -> _Found:
         """Greedy's answer, less what does not pass the check (which is a bug, but of one job)."""
@@ -192,10 +262,16 @@ class _Window:
 
     def _improved(self, base: _Found) -> Solution:
         found, bound = self._by_model(base)
-        if found is None or found.objective < base.objective:
+        if found is None:
             return self._rate(base, bound, SolveStatus.GREEDY)
         if self.problem.mix and found.objective == base.objective:
             found = base  # its nodes were chosen by the gradient
+        return self._checked(found, base, bound)
+
+    def _checked(self, found: _Found, base: _Found, bound: float) -> Solution:
+        """`found` if it is allowed and worth more than greedy's."""
+        if found.objective < base.objective:
+            return self._rate(base, bound, SolveStatus.GREEDY)
         solution = self._rate(found, bound, SolveStatus.INCUMBENT)
         violations = check(self.problem, solution)
         if not violations:

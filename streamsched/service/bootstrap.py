@@ -26,6 +26,7 @@ from streamsched.bus.producer import Producer
 from streamsched.bus.strays import what_ended
 from streamsched.bus.topics import DECLARATIONS
 from streamsched.errors import EXIT_FAILED, EXIT_FENCED, MustRestart, UserError
+from streamsched.placement.solve import SolveLimits
 from streamsched.policy import by_name
 from streamsched.store.client import connect
 from streamsched.store.job_index import JobIndex
@@ -42,6 +43,7 @@ from .runner import Parts
 from .scheduler import Scheduler
 from .settings import Settings
 from .solver import SolverProcess
+from .solver_parts import solve_by_helpers
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     clock = Clock()
     producer = TimedProducer(settings.kafka, log.warning, clock, limits, replaceable=(names.rankings, names.snapshots))
     redis = connect(settings.redis)
-    solver = SolverProcess(settings.solve_limits())
+    solver = _solver(settings.solve_limits())
     await _start(settings, producer, solver)
     dumping = _dumping(settings, solver, clock)
     letters = DeadLetters(settings, producer, clock)
@@ -137,6 +139,12 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
             await dumping.close()
         worker.left += [] if await producer.stop(_STOP_S) else ["Kafka"]
         await redis.aclose()
+
+
+def _solver(limits: SolveLimits) -> SolverProcess:
+    if limits.parts_max == 1:
+        return SolverProcess(limits)
+    return SolverProcess(limits, function=f"{solve_by_helpers.__module__}:{solve_by_helpers.__name__}")
 
 
 def _dumping(settings: Settings, solver: SolverProcess, clock: Clock) -> DumpingSolver | None:

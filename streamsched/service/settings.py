@@ -49,6 +49,9 @@ class Settings:
     """Leases, backoffs and silent nodes are looked at this often."""
     solve_limit_s: float = 1.0
     """Time limit of a window's MILP; after it the incumbent, else greedy's answer is used."""
+    solve_processes: int = 1
+    """Above 1, windows of more than `solve_part_jobs` jobs are divided and their parts solved in as many processes."""
+    solve_part_jobs: int = 128
     mip_gap: float = 0.01
     placement: str = "milp"
     """`milp` or `greedy`."""
@@ -78,7 +81,11 @@ class Settings:
     def solve_limits(self) -> SolveLimits:
         """For the solver process; `greedy` builds no models."""
         return SolveLimits(
-            time_s=self.solve_limit_s, gap=self.mip_gap, variables_max=0 if self.placement == "greedy" else 20_000
+            time_s=self.solve_limit_s,
+            gap=self.mip_gap,
+            variables_max=0 if self.placement == "greedy" else 20_000,
+            parts_max=1 if self.placement == "greedy" else self.solve_processes,
+            part_jobs=self.solve_part_jobs,
         )
 
     @classmethod
@@ -126,6 +133,8 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "window_s": (0, 60),
     "timer_s": (0.01, 60),
     "solve_limit_s": (0.01, 600),
+    "solve_processes": (1, 64),
+    "solve_part_jobs": (1, 10_000),
     "mip_gap": (0, 1),
     "node_silent_s": (0.1, _DAY_S),
     "early_command_s": (0, 600),

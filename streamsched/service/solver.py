@@ -257,7 +257,7 @@ def _noted(solution: Solution, note: str) -> Solution:
 def main(fd: int, parent: int, function: str, limits: SolveLimits) -> None:
     """Answer problems until the socket ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole foreground group; the parent ends us
-    _die_with(parent)
+    die_with(parent)
     with socket.socket(fileno=fd) as sock:
         try:
             solve = _load(function)
@@ -277,7 +277,7 @@ def main(fd: int, parent: int, function: str, limits: SolveLimits) -> None:
                 _send(sock, _FINAL, msgspec.msgpack.encode(solution))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Ask the kernel to kill us when the parent's starting thread ends; elsewhere than on Linux the socket must do."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
