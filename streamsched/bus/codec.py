@@ -319,6 +319,7 @@ def run_event(report: m.Completion) -> ev.CoreEvent:
                 job_id=job_id,
                 time=time,
                 fraction=_fraction(report),
+                step=report.step,
                 checkpointed=report.checkpointed,
             )
         case m.Completed():

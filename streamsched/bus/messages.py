@@ -89,7 +89,8 @@ class JobArrival(Message, frozen=True, kw_only=True):
     mixed_types: bool = False
     """Workers may be on different types; the job then runs at the speed of its slowest worker."""
     speeds: Annotated[dict[Id, Speed], Meta(max_length=64)] = {}
-    """GPU type -> how fast the job runs on it, relative to its other types; types of `gpu_types`, if that is given."""
+    """GPU type -> how fast the job runs on it, relative to its other types, 1 where not named; types of `gpu_types`, if
+    that is given. Without it speeds are learned from the progress reports of jobs with the same label `family`."""
     gpu_memory_mib: Amount = 0
     """Per worker, at least so much of one device's memory, MiB: a share of whatever device has it."""
     mig_profile: MigProfile | None = None

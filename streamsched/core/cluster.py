@@ -42,6 +42,7 @@ from .model import (
     Job,
     JobSpec,
     JobState,
+    Mark,
     NodeState,
     Run,
     RunState,
@@ -49,6 +50,7 @@ from .model import (
 from .node import Node, NodeRecord
 from .problem import Assignment, SolveStatus
 from .reservations import choose_nodes
+from .speeds import measured
 from .tenants import Accounts, TenantUsage
 from .window import Ranker, Window, build
 
@@ -231,10 +233,27 @@ class ClusterState:
             return
         if event.checkpointed:
             latest = max(run.last_checkpoint_at or run.placed_at, min(event.time, self.now))
-            self._put_run(replace(run, last_checkpoint_at=latest))
+            run = self._put_run(replace(run, last_checkpoint_at=latest))
         job = self.jobs.get(run.job_id)
-        if event.fraction is not None and job is not None and job.placement_id == run.placement_id:
-            self._put_job(replace(job, progress=event.fraction))
+        if job is None or job.placement_id != run.placement_id:
+            return
+        if event.fraction is not None:
+            job = self._put_job(replace(job, progress=event.fraction))
+        self._measure(run, job, event)
+
+    def _measure(self, run: Run, job: Job, event: ev.RunProgressed) -> None:
+        """Learn how fast the job is, where all of its workers are on one GPU type."""
+        amount, unit = (event.fraction, "fraction") if event.step is None else (float(event.step), "step")
+        types = {self.inventory.nodes[a.node_id].record.spec.gpu_type for a in run.allocations}
+        if amount is None or len(types) != 1:
+            return
+        now, since = Mark(unit, amount, event.time), run.measured_from
+        if since is None or since.unit != unit or amount < since.amount or event.time < since.time:
+            self._put_run(replace(run, measured_from=now))  # the first report, or it went back to a checkpoint
+            return
+        rate = measured(since, now, min(types))
+        if rate is not None and rate != job.rate:
+            self._put_job(replace(job, rate=rate))
 
     def _run_completed(self, event: ev.RunCompleted) -> None:
         run = self._run_of(event)

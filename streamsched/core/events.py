@@ -61,6 +61,7 @@ class RunProgressed(Event, frozen=True, kw_only=True, tag="run_progressed"):
     job_id: str
     time: float
     fraction: float | None = None
+    step: int | None = None
     checkpointed: bool = False
 
 

@@ -13,6 +13,7 @@ from .model import WHOLE_GPU, Job, JobSpec, JobState, NodeState, Run, RunState
 from .node import NodeRecord
 from .preemption import class_name
 from .problem import Ask
+from .speeds import Speeds
 
 
 class Index:
@@ -46,6 +47,7 @@ class Index:
         """The jobs that are known, by what a worker of theirs asks for; without those for MIG profiles."""
         self.sharing: Counter[Ask] = Counter()
         """Those of them that share devices."""
+        self.speeds = Speeds()
         self._asked_by: dict[str, Ask] = {}
         self._known_runs: set[str] = set()
         self._stoppable_as: dict[str, str] = {}
@@ -62,6 +64,7 @@ class Index:
             self.finished.setdefault(job_id, job.ended_at)
         if job_id not in self._asked_by and not job.spec.mig_profile:
             self._ask(job_id, job.spec)
+        self.speeds.job(job)
         self._reservation(job_id, job.reservation)
         self._stoppable(job_id, class_name(job) if job.spec.preemptible and job.state is JobState.RUNNING else None)
 
@@ -104,6 +107,7 @@ class Index:
     def forget_job(self, job_id: str) -> None:
         """Only finished jobs are forgotten."""
         del self.finished[job_id]
+        self.speeds.forget(job_id)
         ask = self._asked_by.pop(job_id, None)
         for counted in (self.asked, self.sharing):
             if ask is not None and ask in counted:

@@ -89,7 +89,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mixed_types: bool = False
     """Workers may be on different types; the job then runs at the speed of its slowest worker."""
     speeds: dict[str, float] = {}
-    """GPU type -> speed on it relative to the job's other types; a type that is not named counts as learned, else 1."""
+    """GPU type -> speed on it relative to the job's other types, 1 where not named. Without any they are learned."""
     gpu_memory_mib: int = 0
     """Per worker, for a share of a device: at least so much of its memory, whatever its type."""
     mig_profile: str = ""
@@ -121,6 +121,22 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """((GPUs of one worker, number of such workers), ...), largest first."""
         whole = ((self.gpus_per_worker, self.workers),)
         return (*whole, (self.remainder_gpus, 1)) if self.remainder_gpus else whole
+
+
+class Rate(Struct, frozen=True, array_like=True):
+    """How fast a job was on a GPU type: 100 ln(units per second), rounded. `unit`: step or fraction."""
+
+    gpu_type: str
+    unit: str
+    log_centi: int
+
+
+class Mark(Struct, frozen=True, array_like=True):
+    """What a run had done at a time of its executor's: its rate is measured from there. `unit`: step or fraction."""
+
+    unit: str
+    amount: float
+    time: float
 
 
 class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,6 +181,8 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority_class: str | None = None
     """Set by `reprioritise`; None: as in the spec."""
     weight: float | None = None
+    rate: Rate | None = None
+    """As last measured."""
 
 
 class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -209,6 +227,7 @@ class Run(Struct, frozen=True, kw_only=True, omit_defaults=True):
     given_up: bool = False
     """Its job goes on without it; what it holds is not charged to the tenant any more."""
     last_checkpoint_at: float | None = None
+    measured_from: Mark | None = None
 
 
 class NodeSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):

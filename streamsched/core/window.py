@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .chances import Chances
-from .model import WHOLE_GPU, Job
+from .model import WHOLE_GPU, Job, JobSpec
 from .preemption import (
     choose_victims,
     classes_after,
@@ -91,7 +91,7 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         now=now,
         policy=ranker.name,
         candidates=tuple(
-            _candidate(job, score, value, avoided(state, job, now), chooser.level(job))
+            _candidate(state, job, score, value, avoided(state, job, now), chooser.level(job))
             for (score, job), value in zip(chosen, values, strict=True)
         ),
         classes=chooser.classes + full_classes(state, victims) if chosen else (),
@@ -266,14 +266,8 @@ def _values(
 
 
 def _candidate(
-    job: Job,
-    score: float,
-    value: float,
-    avoid_nodes: tuple[str, ...],
-    level: int,
-    learned: Mapping[str, float] | None = None,
+    state: ClusterState, job: Job, score: float, value: float, avoid_nodes: tuple[str, ...], level: int
 ) -> Candidate:
-    """`learned`: GPU type -> speed, for the types of which the job itself does not say it."""
     spec = job.spec
     return Candidate(
         job_id=spec.job_id,
@@ -284,7 +278,7 @@ def _candidate(
         gpu_milli=spec.gpu_milli,
         gpu_types=spec.gpu_types,
         one_type=wants_one_type(spec),
-        speeds=tuple(sorted({**(learned or {}), **spec.speeds}.items())),
+        speeds=_speeds(state, spec),
         gpu_memory_mib=spec.gpu_memory_mib,
         mig_profile=spec.mig_profile,
         cpu_milli=spec.cpu_milli,
@@ -294,3 +288,8 @@ def _candidate(
         avoid_nodes=avoid_nodes,
         level=level,
     )
+
+
+def _speeds(state: ClusterState, spec: JobSpec) -> tuple[tuple[str, float], ...]:
+    """As the job says; where it says nothing, as learned."""
+    return tuple(sorted((spec.speeds or state.index.speeds.of(spec)).items()))

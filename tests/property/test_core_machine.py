@@ -595,7 +595,8 @@ class CoreMachine(RuleBasedStateMachine):
         place = data.draw(st.sampled_from(self.places[-8:]), label="place")
         fields: dict[str, Any] = {}
         if kind is ev.RunProgressed:
-            fields = {"fraction": 0.5, "checkpointed": True}
+            step = data.draw(st.sampled_from([None, 10, 500, 80_000]), label="step")
+            fields = {"fraction": 0.5, "step": step, "checkpointed": True}
         elif kind is ev.RunReleased:
             fields = {"node_ids": tuple(data.draw(st.lists(st.sampled_from(NODES), max_size=2), label="nodes"))}
         job_id = place.job_id if right_job else "somebody"

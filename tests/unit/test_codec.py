@@ -312,9 +312,9 @@ ABOUT: dict[str, Any] = {"placement_id": "j.1", "job_id": "j", "time": 10.0}
     [
         ({"type": "started"}, ev.RunStarted(**ABOUT)),
         ({"type": "progress", "fraction": 0.25}, ev.RunProgressed(**ABOUT, fraction=0.25)),
-        ({"type": "progress", "step": 1, "total_steps": 4}, ev.RunProgressed(**ABOUT, fraction=0.25)),
-        ({"type": "progress", "step": 9, "total_steps": 4}, ev.RunProgressed(**ABOUT, fraction=1.0)),
-        ({"type": "progress", "step": 9, "checkpointed": True}, ev.RunProgressed(**ABOUT, checkpointed=True)),
+        ({"type": "progress", "step": 1, "total_steps": 4}, ev.RunProgressed(**ABOUT, fraction=0.25, step=1)),
+        ({"type": "progress", "step": 9, "total_steps": 4}, ev.RunProgressed(**ABOUT, fraction=1.0, step=9)),
+        ({"type": "progress", "step": 9, "checkpointed": True}, ev.RunProgressed(**ABOUT, step=9, checkpointed=True)),
         ({"type": "completed", "exit_code": 3}, ev.RunCompleted(**ABOUT, exit_code=3)),
         (
             {"type": "failed", "exit_code": -9, "reason": "r", "retryable": True},
