@@ -192,7 +192,10 @@ class CoreMachine(RuleBasedStateMachine):
         """Nobody is given a node that is kept free for another, and timers place only those who have such nodes."""
         for place in [i for i in out if isinstance(i, Place)]:
             nodes = {a.node_id for a in place.allocations}
-            assert not nodes & self.state.reserved.keys(), place
+            # Who starts at once goes first: what it leaves of a node may then be kept for a job that waits for room.
+            waiting = {self.state.reserved[n] for n in nodes & self.state.reserved.keys()}
+            made_room = {i.reason.removeprefix(MAKES_ROOM) for i in out if isinstance(i, Preempt)}
+            assert waiting <= made_room, place
             if isinstance(event, ev.WindowSolved):
                 assert all(before.get(node_id, place.job_id) == place.job_id for node_id in nodes), place
             else:
