@@ -412,6 +412,11 @@ def run(
         # Cheap, and with them the start is good enough sooner (measured).
         "mip_heuristic_run_zi_round": True,
         "mip_heuristic_run_shifting": True,
+        # These models are small and nearly tight: many cuts and long probing cost more than they save (measured).
+        "mip_heuristic_run_root_reduced_cost": False,
+        "mip_pool_soft_limit": 100,
+        "mip_pool_age_limit": 5,
+        "mip_pscost_minreliable": 2,
     }
     if nodes_max is not None:
         options["mip_max_nodes"] = nodes_max

@@ -69,7 +69,7 @@ class SolveLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Larger models are not built: the clock is looked at too rarely in them."""
     patterns_max: int = 300
     """Groups with more packing patterns are modelled node by node."""
-    domains_max: int = 24
+    domains_max: int = 48
     """Topology domains that one candidate is offered; with more to choose from the answer may miss the optimum."""
     seed: int = 0
     parts_max: int = 1
