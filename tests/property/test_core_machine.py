@@ -150,7 +150,6 @@ class CoreMachine(RuleBasedStateMachine):
         self._journal(event, out)
         self._ask_twin(event, out)
         self._keep_off_reserved(event, out, reserved)
-        self._stop_for_others_as_agreed(event, out, jobs, runs)
         for job_id in self._in(JobState.COMPLETED) - completed:
             stopped_at = self.stopped_at.get(event.placement_id, event.time)
             assert event.placement_id not in owned or event.time <= stopped_at, job_id
@@ -159,6 +158,7 @@ class CoreMachine(RuleBasedStateMachine):
         self._close_books(event, before)
         for instruction in out:
             self._carry_out(instruction)
+        self._stop_for_others_as_agreed(event, out, jobs, runs)
         self._watch_nodes(event, out)
         return out
 
