@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from streamsched.core.window import Ranker
 from streamsched.errors import UserError
 
-from .rules import FairShare, FirstComeFirstServed, Smallest
+from .formulas import FORMULAS
+from .rules import ByFormula, FairShare, FirstComeFirstServed, Smallest
 
 RULES: dict[str, Callable[[], Ranker]] = {
+    **{name: partial(ByFormula, name, formula) for name, formula in FORMULAS.items()},
     FirstComeFirstServed.name: FirstComeFirstServed,
     Smallest.name: Smallest,
     FairShare.name: FairShare,
 }
 
 
-def by_name(name: str) -> Ranker:
-    """The rule called `name`; raises UserError with the known names."""
-    try:
-        return RULES[name]()
-    except KeyError:
-        raise UserError(f"unknown policy {name!r}: choose one of {', '.join(sorted(RULES))}") from None
+def by_name(name: str, origin_s: float = 0.0) -> Ranker:
+    """The rule called `name`; raises UserError with the known names. `origin_s`: see `ByFormula`."""
+    if name not in RULES:
+        raise UserError(f"unknown policy {name!r}: choose one of {', '.join(sorted(RULES))}")
+    rule = RULES[name]()
+    return ByFormula(name, FORMULAS[name], origin_s) if isinstance(rule, ByFormula) else rule

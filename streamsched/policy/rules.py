@@ -6,9 +6,13 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from streamsched.core.cluster import ClusterState
 from streamsched.core.model import WHOLE_GPU, Job
 from streamsched.core.tenants import TenantPolicy, usage_at
+
+from . import formulas
 
 
 class FirstComeFirstServed:
@@ -27,6 +31,35 @@ class Smallest:
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
         return [-float(job.spec.total_gpu_milli) for job in jobs]
+
+
+UNKNOWN_RUN_S = 86_400.0
+"""What a job without an estimate counts as, in rules that look at run times."""
+
+
+class ByFormula:
+    """A classic rule of `formulas.py`; run times are the jobs' estimates. `origin_s`: see there, for F1 to F4."""
+
+    def __init__(self, name: str, formula: formulas.Formula, origin_s: float = 0.0) -> None:
+        self.name, self._formula, self._origin_s = name, formula, origin_s
+
+    def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
+        columns = np.array(
+            [
+                (
+                    job.seq,
+                    job.spec.submitted_at,
+                    UNKNOWN_RUN_S if job.spec.estimate_s is None else job.spec.estimate_s,
+                    job.spec.total_gpu_milli / WHOLE_GPU,
+                )
+                for job in jobs
+            ],
+            dtype=np.float64,
+        ).reshape(-1, 4)
+        seq, submit_s, estimate_s, gpus = columns.T
+        keys = self._formula(formulas.Jobs(seq, submit_s, estimate_s, gpus, self._origin_s), now)
+        found: list[float] = (-keys).tolist()
+        return found
 
 
 class FairShare:

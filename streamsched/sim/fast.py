@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamsched.errors import UserError
+from streamsched.policy.formulas import FORMULAS, Jobs
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -61,83 +62,16 @@ class Outcome:
     finish_s: Floats
 
 
-# ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A static rule is a key per job, lower first; ties go by order of arrival.
+RULES: Final = tuple(FORMULAS)
+_TIMED: Final = {"wfp3": 1, "unicep": 2}
+"""Numbers by which the kernel knows the rules whose order changes with time."""
 
 
-def _fcfs(w: Workload) -> Floats:
-    """First come, first served."""
-    return np.arange(len(w.submit_s), dtype=np.float64)
-
-
-def _lcfs(w: Workload) -> Floats:
-    """Last come, first served."""
-    return -np.arange(len(w.submit_s), dtype=np.float64)
-
-
-def _sjf(w: Workload) -> Floats:
-    """Shortest job first."""
-    return w.estimate_s.astype(np.float64)
-
-
-def _saf(w: Workload) -> Floats:
-    """Smallest area (run time x GPUs) first."""
-    return w.estimate_s * w.gpus
-
-
-def _smallest(w: Workload) -> Floats:
-    """Fewest GPUs first."""
-    return w.gpus.astype(np.float64)
-
-
-def _largest(w: Workload) -> Floats:
-    """Most GPUs first."""
-    return -w.gpus.astype(np.float64)
-
-
-def _log_submit(w: Workload) -> Floats:
-    """log10 of the submission in seconds since the first job's, at least 1."""
-    return np.log10(np.maximum(1.0, w.submit_s - (w.submit_s[0] if len(w.submit_s) else 0.0)))
-
-
-def _f1(w: Workload) -> Floats:
-    """F1 of Carastan-Santos & de Camargo, SC'17, table 3: log10(r) n + 870 log10(s)."""
-    return np.log10(np.maximum(1.0, w.estimate_s)) * w.gpus + 870.0 * _log_submit(w)
-
-
-def _f2(w: Workload) -> Floats:
-    """F2 (as F1): sqrt(r) n + 25,600 log10(s)."""
-    return np.sqrt(w.estimate_s) * w.gpus + 25_600.0 * _log_submit(w)
-
-
-def _f3(w: Workload) -> Floats:
-    """F3 (as F1): r n + 6,860,000 log10(s)."""
-    return w.estimate_s * w.gpus + 6_860_000.0 * _log_submit(w)
-
-
-def _f4(w: Workload) -> Floats:
-    """F4 (as F1): r sqrt(n) + 530,000 log10(s)."""
-    return w.estimate_s * np.sqrt(w.gpus) + 530_000.0 * _log_submit(w)
-
-
-STATIC: Final[dict[str, Callable[[Workload], Floats]]] = {
-    "fcfs": _fcfs,
-    "lcfs": _lcfs,
-    "sjf": _sjf,
-    "saf": _saf,
-    "smallest": _smallest,
-    "largest": _largest,
-    "f1": _f1,
-    "f2": _f2,
-    "f3": _f3,
-    "f4": _f4,
-}
-TIMED: Final = {"wfp3": 1, "unicep": 2}
-"""Rules whose order changes as jobs wait; Tang et al., CLUSTER 2009: (wait / r)^3 n, and wait / (log2(n + 1) r), the
-largest first. Run times below 1 s count as 1 s."""
-RULES: Final = (*STATIC, *TIMED)
-SEES_RUN_TIME: Final = frozenset(RULES) - {"fcfs", "lcfs", "smallest", "largest"}
-"""Rules that are oracles where estimates are the true run times."""
+def as_jobs(workload: Workload) -> Jobs:
+    """For `policy.formulas`; submissions count from the first job's."""
+    origin_s = float(workload.submit_s[0]) if len(workload.submit_s) else 0.0
+    seq = np.arange(len(workload.gpus), dtype=np.float64)
+    return Jobs(seq, workload.submit_s, workload.estimate_s, workload.gpus.astype(np.float64), origin_s)
 
 
 def simulate(workload: Workload, nodes: Sequence[int], rule: str | Floats = "fcfs", backfill: str = "skip") -> Outcome:
@@ -149,11 +83,8 @@ def simulate(workload: Workload, nodes: Sequence[int], rule: str | Floats = "fcf
         raise UserError(f"unknown backfill {backfill!r}: choose one of {', '.join(BACKFILLS)}")
     if isinstance(rule, str) and rule not in RULES:
         raise UserError(f"unknown rule {rule!r}: choose one of {', '.join(RULES)}")
-    timed = TIMED.get(rule, 0) if isinstance(rule, str) else 0
-    if isinstance(rule, str):
-        key = _fcfs(workload) if timed else STATIC[rule](workload)
-    else:
-        key = np.asarray(rule, dtype=np.float64)
+    timed = _TIMED.get(rule, 0) if isinstance(rule, str) else 0
+    key = FORMULAS[rule](as_jobs(workload), 0.0) if isinstance(rule, str) else np.asarray(rule, dtype=np.float64)
     free = np.asarray(nodes, dtype=np.int64)
     sizes, size_of = np.unique(workload.gpus, return_inverse=True)
     able = np.array([_fits_empty(free, int(g)) for g in sizes], dtype=np.bool_)
@@ -165,6 +96,7 @@ def simulate(workload: Workload, nodes: Sequence[int], rule: str | Floats = "fcf
         timed,
         BACKFILLS.index(backfill),
         sizes.astype(np.int64),
+        np.log2(sizes + 1.0),
         size_of.astype(np.int64),
         able,
         free,

@@ -105,13 +105,13 @@ def _place(free: Any, gpus: int, nodes: Any, counts: Any) -> int:
 
 
 @njit(cache=True)
-def _score(job: int, now: float, timed: int, submit: Any, estimate: Any, gpus: int) -> float:
-    """Lower first."""
+def _score(job: int, now: float, timed: int, submit: Any, estimate: Any, gpus: int, log_gpus: float) -> float:
+    """As `policy.formulas`, lower first."""
     wait = now - submit[job]
     if timed == _WFP3:
         ratio = wait / estimate[job]
         return float(-(ratio * ratio * ratio) * gpus)
-    return float(-wait / (np.log2(gpus + 1.0) * estimate[job]))
+    return float(-wait / (log_gpus * estimate[job]))
 
 
 @njit(cache=True)
@@ -123,6 +123,7 @@ def run(
     timed: int,
     backfill: int,
     sizes: Any,
+    log_sizes: Any,
     size_of: Any,
     able: Any,
     node_gpus: Any,
@@ -202,7 +203,7 @@ def run(
                 if not failed[c] or backfill == _EASY:
                     for i in range(length[c]):
                         j = waiting[first[c] + i]
-                        key[j] = _score(j, now, timed, submit, estimate, sizes[c])
+                        key[j] = _score(j, now, timed, submit, estimate, sizes[c], log_sizes[c])
                     # Build a heap from what is there.
                     heap = waiting[first[c] : first[c + 1]]
                     for i in range(length[c]):

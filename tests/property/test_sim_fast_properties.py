@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from sim_reference import RefJob
 from sim_reference import simulate as by_reference
 
-pytest.importorskip("numba", reason="the fast path is an extra")
-
-from streamsched.sim.fast import BACKFILLS, RULES, STATIC, Outcome, Workload, simulate
-
-EPSILON = 1e-9
+from streamsched.policy.formulas import FORMULAS
+from streamsched.sim.fast import BACKFILLS, RULES, Outcome, Workload, as_jobs, simulate
 
 
 @st.composite
@@ -34,16 +31,10 @@ NODES = st.lists(st.sampled_from([2, 4, 8, 8, 8]), min_size=1, max_size=4)
 
 
 def lower_first(rule: str, workload: Workload):  # type: ignore[no-untyped-def]
-    if rule in STATIC:
-        keys = STATIC[rule](workload)
-        return lambda job, now: keys[job.number]
+    """By the formula, of all jobs at once."""
 
     def score(job: RefJob, now: float) -> float:
-        wait, estimate = now - job.submit, max(1.0, job.estimate)
-        if rule == "wfp3":
-            ratio = wait / estimate
-            return -(ratio * ratio * ratio) * job.gpus
-        return -wait / (float(np.log2(job.gpus + 1.0)) * estimate)
+        return float(FORMULAS[rule](as_jobs(workload), now)[job.number])
 
     return score
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("numba", reason="the fast path is an extra")
-
 from loadgen.trace import Window, read_trace
 from streamsched.errors import UserError
 from streamsched.sim.fast import Workload, mean, simulate

@@ -1,0 +1,110 @@
+"""Jobs and nodes of a simulation, and how they become what the core knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from typing import Final
+
+from streamsched.core.model import JobSpec, NodeSpec
+from streamsched.errors import UserError
+
+WHOLE_NODE_GPUS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SimJob:
+    """One job: what the scheduler is told of it (`spec`) and what only the simulation knows (`run_s`)."""
+
+    spec: JobSpec
+    run_s: float
+    """Run time without interruption, on the fastest of its GPU types, s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What the scheduler believes of run times.
+
+    `none`: nothing. `user`: what the trace says users said. `true`: the run time (rules that look at it are oracles).
+    `noisy`: the run time times exp(sigma N(0, 1)), drawn once per job.
+    """
+
+    kind: str
+    sigma: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Estimates:
+        """`none`, `user`, `true` or `noisy:SIGMA`."""
+        kind, _, sigma = text.partition(":")
+        if kind == "noisy":
+            try:
+                value = float(sigma)
+            except ValueError:
+                value = math.nan
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"--estimates {text}: expected noisy:SIGMA with a number of at least 0, as noisy:0.5")
+            return cls(kind, value)
+        if kind not in ("none", "user", "true") or sigma:
+            raise UserError(f"--estimates {text}: expected none, user, true or noisy:SIGMA")
+        return cls(kind)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.sigma:g}" if self.kind == "noisy" else self.kind
+
+    def of(self, run_s: float, user_s: float | None, random: Random) -> float | None:
+        match self.kind:
+            case "user":
+                return user_s
+            case "true":
+                return run_s
+            case "noisy":
+                return run_s * math.exp(self.sigma * random.gauss(0.0, 1.0))
+        return None
+
+
+def gang(gpus: int) -> tuple[int, int, int]:
+    """(workers, GPUs of each, GPUs of one more): a job that fits one node is one worker, a larger one takes whole
+    nodes and the rest on one more."""
+    if gpus <= WHOLE_NODE_GPUS:
+        return 1, gpus, 0
+    workers, rest = divmod(gpus, WHOLE_NODE_GPUS)
+    return workers, WHOLE_NODE_GPUS, rest
+
+
+def job(
+    number: int,
+    submit_s: float,
+    run_s: float,
+    gpus: int,
+    tenant: str = "default",
+    estimate_s: float | None = None,
+    preemptible: bool = False,
+) -> SimJob:
+    """`number` is the job's place in the trace and becomes its id."""
+    workers, each, rest = gang(gpus)
+    spec = JobSpec(
+        job_id=f"j{number}",
+        submitted_at=submit_s,
+        tenant=tenant,
+        estimate_s=estimate_s,
+        preemptible=preemptible,
+        workers=workers,
+        gpus_per_worker=each,
+        remainder_gpus=rest,
+    )
+    return SimJob(spec, run_s)
+
+
+def nodes_of(groups: Iterable[tuple[int, int, str]]) -> list[NodeSpec]:
+    """(count, GPUs, type) of each group; names in order."""
+    found: list[NodeSpec] = []
+    for count, gpus, gpu_type in groups:
+        found += [NodeSpec(node_id=f"n{len(found) + i:05}", gpu_type=gpu_type, gpus=gpus) for i in range(count)]
+    return found
+
+
+def in_order(jobs: Sequence[SimJob]) -> bool:
+    return all(a.spec.submitted_at <= b.spec.submitted_at for a, b in pairwise(jobs))
