@@ -121,6 +121,8 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     candidates: tuple[Candidate, ...]
     classes: tuple[NodeClass, ...]
     """With victims also nodes that have nothing free, where a victim is on them."""
+    in_order: bool = False
+    """No candidate is placed unless all before it are."""
     victims: tuple[Victim, ...] = ()
     mix: tuple[tuple[Ask, int], ...] = ()
     """What workers of the pool's jobs ask for, and in how many jobs, the most frequent first. Only where some ask for

@@ -97,6 +97,7 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         classes=chooser.classes + full_classes(state, victims) if chosen else (),
         victims=tuple(replace(victim, cost=cost) for victim, cost in zip(victims, costs, strict=True)),
         mix=_mix(state) if chosen else (),
+        in_order=state.config.backfill == "none",
     )
     return Window(problem, tuple(ranking))
 
@@ -145,11 +146,25 @@ class _Chooser:
         soon = classes_soon(state, now) if victims else ()
         self._chances_soon = Chances(soon) if soon else None
         self._planned: dict[str, int] = {}
+        self._blocks = False
+        """Whether the job looked at last is held up by room alone."""
+        self._first_blocked = ""
         self.chosen: list[tuple[float, Job]] = []
 
     def why_not(self, job: Job) -> str:
         """Empty when the job can be a candidate."""
+        if self._first_blocked:
+            return f"behind: job {self._first_blocked} is before it and has no room now"
+        reason = self._why_not_by_itself(job)
+        if not reason or self._state.config.backfill == "skip":
+            return reason
+        if self._blocks:
+            self._first_blocked = job.spec.job_id
+        return reason
+
+    def _why_not_by_itself(self, job: Job) -> str:
         state, spec = self._state, job.spec
+        self._blocks = False
         if job.awaits:
             return job.reason
         if job.not_before > self._now:
@@ -160,6 +175,7 @@ class _Chooser:
         left = state.quota_left(spec.tenant, job) - self._planned.get(spec.tenant, 0)
         if left < state.inventory.most_milli(spec):
             return f"quota: tenant {spec.tenant} may hold {max(0.0, left) / WHOLE_GPU:g} more GPUs"
+        self._blocks = True
         reason = self._chances.why_not(spec) or self._why_not_elsewhere(job)
         if reason and self._could_take_room(job):
             return ""

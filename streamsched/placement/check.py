@@ -30,11 +30,21 @@ def check(problem: Problem, solution: Solution) -> list[str]:
         violations.append(f"solution of window {solution.window} for window {problem.window}")
     ledger = _Ledger(problem)
     violations += _carry_out(problem, solution.assignments, ledger)[1]
-    violations += ledger.needless_evictions()
+    violations += ledger.needless_evictions() + _out_of_order(problem, solution)
     for job_id in dict.fromkeys(a.job_id for a in solution.assignments):
         if job_id in solution.unplaced:
             violations.append(f"job {job_id} is both placed and explained as unplaced")
     return violations
+
+
+def _out_of_order(problem: Problem, solution: Solution) -> list[str]:
+    """In strict order, who is placed behind one that is not."""
+    if not problem.in_order:
+        return []
+    placed = {a.job_id for a in solution.assignments}
+    order = list(dict.fromkeys(c.job_id for c in problem.candidates))
+    first = next((at for at, job_id in enumerate(order) if job_id not in placed), len(order))
+    return [f"job {j} is placed, job {order[first]} before it is not" for j in order[first:] if j in placed]
 
 
 def sift(problem: Problem, assignments: Iterable[Assignment]) -> tuple[tuple[Assignment, ...], list[str]]:

@@ -22,7 +22,7 @@ def greedy(problem: Problem) -> tuple[Assignment, ...]:
 
     Each is feasible after those before it, devices taken as the core takes them.
     """
-    return fill(Stock(problem), problem.candidates)
+    return fill(Stock(problem), problem.candidates, in_order=problem.in_order)
 
 
 def fill(
@@ -32,15 +32,24 @@ def fill(
     open_devices: bool = True,
     as_whole: bool = False,
     failed: dict[str, str] | None = None,
+    in_order: bool = False,
 ) -> tuple[Assignment, ...]:
     """Place what still fits into `stock`, which changes. A job is placed once even if it is named twice.
 
     `open_devices` and `as_whole` as in `Stock.place`; where a share takes a whole device it has nobody evicted either.
+    `in_order`: the first that does not fit is the last looked at.
+
     With `failed`, a candidate that raises is left out, and what it raised is written there under its job id.
     """
     placed: dict[str, Assignment] = {}
+    looked_at = 0
     for candidate in candidates:
-        if candidate.job_id in placed or not is_sane(candidate):
+        if candidate.job_id in placed:
+            continue
+        if in_order and len(placed) < looked_at:
+            break
+        looked_at += 1
+        if not is_sane(candidate):
             continue
         try:
             workers, after = _seat(stock, candidate, open_devices, as_whole)

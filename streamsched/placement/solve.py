@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import msgspec
 from msgspec import Struct
@@ -208,8 +209,8 @@ class _Window:
         fallback = self._rate(base, self.worth, SolveStatus.GREEDY)
         if on_greedy is not None:
             on_greedy(fallback)
-        if fallback.status is SolveStatus.OPTIMAL:
-            return fallback
+        if fallback.status is SolveStatus.OPTIMAL or self.problem.in_order:
+            return fallback  # in strict order there is nothing to choose but where
         try:
             return improve(base)
         except PartsFailed as error:
@@ -241,10 +242,16 @@ class _Window:
         worth = math.fsum((self.worth, *(at_most(self.by_id[j]) for j in there & self.hopeless.keys())))
         return self._checked(found, base, worth)
 
+    def _in_turn(self) -> list[Candidate]:
+        """In strict order, those before the first that is not tried."""
+        if not self.problem.in_order:
+            return self.hopeful
+        return list(takewhile(lambda c: c.job_id not in self.hopeless, self.by_id.values()))
+
     def _greedy(self) -> _Found:
         """Greedy's answer, less what does not pass the check (which is a bug, but of one job)."""
         stock = Stock(self.problem)
-        assignments = fill(stock, self.hopeful, failed=self.hopeless)
+        assignments = fill(stock, self._in_turn(), failed=self.hopeless, in_order=self.problem.in_order)
         self.hopeful = [c for c in self.hopeful if c.job_id not in self.hopeless]
         try:
             kept, violations = sift(self.problem, assignments)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from core_builder import placed, reloaded, stops
+from core_builder import Pool, placed, reloaded, stops
 
 from streamsched.core import cluster
 from streamsched.core import events as ev
 from streamsched.core.instructions import SolveWindow
 from streamsched.core.problem import Ask
+from streamsched.core.tenants import TenantPolicy
 from streamsched.policy.rules import Smallest
 
 
@@ -268,3 +269,19 @@ def test_a_problem_tells_what_is_asked_for_where_devices_are_shared(make_pool):
     pool.window()
     pool.arrive("two", 1)
     assert problem(pool).mix == ((Ask(1, 1000, 0, 0, 0, ()), 2), (half, 1)), "the finished ones are forgotten"
+
+
+def test_without_backfill_nobody_is_asked_for_behind_a_job_without_room():
+    pool = Pool(backfill="none", tenants={"full": TenantPolicy(quota_gpus=0)})
+    pool.node("n0", 8)
+    pool.arrive("running", 6)
+    pool.running("running")
+    pool.arrive("over-quota", 1, tenant="full")
+    pool.arrive("large", 4)
+    pool.arrive("small", 1)
+    assert placed(pool.solve()) == {}
+    assert pool.why("over-quota").startswith("quota")
+    assert pool.why("large").startswith("gpus")
+    assert pool.why("small") == "behind: job large is before it and has no room now"
+    pool.complete("running")
+    assert sorted(placed(pool.solve())) == ["large", "small"]

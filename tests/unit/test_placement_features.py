@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
 from streamsched.core.model import TopologyLevel, TopologyWish
@@ -388,3 +389,33 @@ def test_the_work_of_placing_does_not_grow_with_the_nodes(
         assert len(greedy(problem([job(f"j{i}", 2, 8, **more) for i in range(5)], classes))) == 5
         work.append(looks)
     assert work[0] == work[1]
+
+
+# ── strict order ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_strict_order(*gpus: int) -> Problem:
+    candidates = tuple(
+        Candidate(job_id=f"j{n}", attempt=0, chunks=((size, 1),), value=10.0 - n) for n, size in enumerate(gpus)
+    )
+    node = NodeClass(gpu_type="V", free_gpus=8, node_ids=("n",), total_gpus=8)
+    return Problem(pool="p", window=1, now=0.0, policy="t", candidates=candidates, classes=(node,), in_order=True)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "placed"),
+    [((4, 6, 2), ["j0"]), ((4, 4, 8), ["j0", "j1"]), ((9, 1), []), ((2, 3, 9, 1), ["j0", "j1"])],
+)
+def test_in_strict_order_the_first_that_does_not_fit_is_the_last(gpus: tuple[int, ...], placed: list[str]) -> None:
+    p = in_strict_order(*gpus)
+    solution = solve(p)
+    assert [a.job_id for a in solution.assignments] == placed
+    assert check(p, solution) == []
+    assert set(solution.unplaced) == {c.job_id for c in p.candidates} - set(placed)
+
+
+def test_an_answer_out_of_order_is_refused() -> None:
+    p = in_strict_order(4, 6, 2)
+    at_will = solve(msgspec.structs.replace(p, in_order=False))
+    assert "j2" in {a.job_id for a in at_will.assignments}
+    assert check(p, at_will) == ["job j2 is placed, job j1 before it is not"]
