@@ -29,7 +29,7 @@ def _root(
 
 
 def _mount() -> None:
-    from streamsched.commands import demo, history, solve, topics, up, worker
+    from streamsched.commands import demo, history, simulate, solve, topics, up, worker
 
     app.add_typer(topics.topics_app, name="topics")
     app.command("worker")(worker.worker)
@@ -38,6 +38,8 @@ def _mount() -> None:
     app.command("replay")(history.replay_command)
     app.command("rebuild")(history.rebuild_command)
     app.command("solve")(solve.solve_command)
+    app.command("simulate")(simulate.simulate)
+    app.command("compare")(simulate.compare)
 
 
 def main() -> None:

@@ -9,13 +9,14 @@ from streamsched.core.window import Ranker
 from streamsched.errors import UserError
 
 from .formulas import FORMULAS
-from .rules import ByFormula, FairShare, FirstComeFirstServed, Smallest
+from .rules import ByFormula, FairShare, FirstComeFirstServed, LeastAttainedService, Smallest
 
 RULES: dict[str, Callable[[], Ranker]] = {
     **{name: partial(ByFormula, name, formula) for name, formula in FORMULAS.items()},
     FirstComeFirstServed.name: FirstComeFirstServed,
     Smallest.name: Smallest,
     FairShare.name: FairShare,
+    LeastAttainedService.name: LeastAttainedService,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
@@ -60,6 +61,29 @@ class ByFormula:
         keys = self._formula(formulas.Jobs(seq, submit_s, estimate_s, gpus, self._origin_s), now)
         found: list[float] = (-keys).tolist()
         return found
+
+
+class LeastAttainedService:
+    """Least attained service in GPU-seconds, by levels: 2D-LAS of Gu et al., "Tiresias" (NSDI'19), section 3.2.
+
+    A job is in the level of the first of `levels_gpu_s` that it has not reached; within a level the first to arrive
+    goes first. For `preempt` score: who has had less takes the place of who has had more. Needs no run times.
+    """
+
+    name = "las"
+
+    def __init__(self, levels_gpu_s: Sequence[float] = (300.0, 1_800.0, 7_200.0, 36_000.0, 200_000.0)) -> None:
+        self._levels = tuple(levels_gpu_s)
+
+    def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
+        return [-float(bisect_right(self._levels, _attained_gpu_s(job, state, now))) for job in jobs]
+
+
+def _attained_gpu_s(job: Job, state: ClusterState, now: float) -> float:
+    run = state.runs.get(job.placement_id) if job.placement_id is not None else None
+    if run is None or run.started_at is None:
+        return job.attained_gpu_s
+    return job.attained_gpu_s + (now - run.started_at) * job.spec.total_gpu_milli / WHOLE_GPU
 
 
 class FairShare:

@@ -1,0 +1,448 @@
+"""`streamsched simulate` and `streamsched compare`: policies on a trace, by the production core in virtual time."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from streamsched.errors import UserError
+from streamsched.policy import RULES, by_name
+from streamsched.policy.formulas import FORMULAS, SEE_RUN_TIMES
+from streamsched.sim.workload import Estimates
+
+if TYPE_CHECKING:
+    from streamsched.sim.metrics import Schedule
+    from streamsched.sim.scenario import NodeGroup
+
+Backfill = Literal["none", "skip", "easy", "conservative"]
+_SHOWN = {
+    "mean_wait_s": "mean wait s",
+    "p50_wait_s": "p50",
+    "p99_wait_s": "p99",
+    "max_wait_s": "max",
+    "mean_jct_s": "mean JCT s",
+    "mean_bounded_slowdown": "slowdown",
+}
+
+ScenarioFile = Annotated[Path | None, typer.Option("--scenario", help="TOML file with a trace, its slice and nodes.")]
+TraceFile = Annotated[Path | None, typer.Option("--trace", help="A trace file, with --nodes.")]
+Nodes = Annotated[str | None, typer.Option(help="COUNTxGPUS[:TYPE][,...], such as 80x8:P100.")]
+From = Annotated[str | None, typer.Option("--from", help="Jobs submitted at or after (2017-10-02[T12:00:00]).")]
+Before = Annotated[str | None, typer.Option("--before", help="Jobs submitted before.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="The first N jobs of these.")]
+BackfillOption = Annotated[
+    Backfill, typer.Option(help="Behind a job without room: nobody, whoever fits, EASY (--fast).")
+]
+Placement = Annotated[Literal["greedy", "milp"], typer.Option(help="How windows are placed.")]
+PreemptOption = Annotated[Literal["off", "on"], typer.Option(help="Running jobs make room for better ranked ones.")]
+RestartS = Annotated[float, typer.Option(min=0, help="What starting again costs a stopped job, s.")]
+CheckpointS = Annotated[float, typer.Option(min=1e-3, help="Work up to a multiple of this survives a stop, s.")]
+EstimatesOption = Annotated[str, typer.Option(help="What rules know of run times: none, user, true, noisy:SIGMA.")]
+Fast = Annotated[bool, typer.Option(help="The compiled path: classic rules, greedy, no preemption.")]
+Out = Annotated[Path, typer.Option(help="Folder for summary.json, jobs.csv and report.html.")]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One simulation: what crosses to a process of its own."""
+
+    name: str
+    trace: Path
+    nodes: tuple[NodeGroup, ...]
+    submitted_from: float | None
+    submitted_before: float | None
+    limit: int | None
+    policy: str
+    backfill: Backfill
+    placement: str
+    preempt: bool
+    restart_s: float
+    checkpoint_s: float
+    estimates: Estimates
+    seed: int
+    fast: bool
+
+    @property
+    def label(self) -> str:
+        """The policy, and what it sees."""
+        if self.policy not in SEE_RUN_TIMES:
+            return self.policy
+        return f"{self.policy} (oracle)" if self.estimates.kind == "true" else f"{self.policy} ({self.estimates})"
+
+
+def simulate(
+    out: Out,
+    scenario: ScenarioFile = None,
+    trace: TraceFile = None,
+    nodes: Nodes = None,
+    submitted_from: From = None,
+    submitted_before: Before = None,
+    limit: Limit = None,
+    policy: Annotated[str, typer.Option(help="Order of the queue.")] = "fcfs",
+    backfill: BackfillOption = "skip",
+    placement: Placement = "greedy",
+    preempt: PreemptOption = "off",
+    restart_s: RestartS = 60.0,
+    checkpoint_s: CheckpointS = 600.0,
+    estimates: EstimatesOption = "none",
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs with seeds 1 to N; figures are their means.")] = 1,
+    fast: Fast = False,
+) -> None:
+    """Simulate a trace on a cluster under one policy: the same core that runs live, in virtual time.
+
+    Equal input and seed give equal files, but for `wall_s`. A rule that sees true run times is called an oracle.
+    """
+    given = _source(scenario, trace, nodes, submitted_from, submitted_before)
+    plan = _plan(
+        given, limit, policy, backfill, placement, preempt, restart_s, checkpoint_s, Estimates.parse(estimates), fast
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    found = [_run_one(replace(plan, seed=seed), progress=True) for seed in range(1, seeds + 1)]
+    summaries = [run.summary for run in found]
+    told: dict[str, object] = {
+        "policy": plan.label,
+        "backfill": plan.backfill,
+        "estimates": str(plan.estimates),
+        **{
+            key: float(np.mean([s[key] for s in summaries])) if seeds > 1 else value
+            for key, value in summaries[0].items()
+        },
+    }
+    if seeds > 1:
+        told["by_seed"] = summaries
+    _write_text(out / "summary.json", json.dumps(told, indent=2) + "\n")
+    _write_jobs(out / "jobs.csv", found[0].schedule)
+    _write_report(out / "report.html", plan, {plan.label: found[0]})
+    _table(
+        plan, {plan.label: found[0]} if seeds == 1 else {f"{plan.label}, seed {n}": r for n, r in enumerate(found, 1)}
+    )
+    _say_refused(found[0])
+
+
+def compare(
+    out: Out,
+    policies: Annotated[str, typer.Option(help="Names, comma-separated.")],
+    scenario: ScenarioFile = None,
+    trace: TraceFile = None,
+    nodes: Nodes = None,
+    submitted_from: From = None,
+    submitted_before: Before = None,
+    limit: Limit = None,
+    backfill: BackfillOption = "skip",
+    placement: Placement = "greedy",
+    preempt: PreemptOption = "off",
+    restart_s: RestartS = 60.0,
+    checkpoint_s: CheckpointS = 600.0,
+    estimates: EstimatesOption = "none",
+    seed: Annotated[int, typer.Option(help="Of noisy estimates.")] = 1,
+    processes: Annotated[int | None, typer.Option(min=1, help="At a time; as many as there are cores.")] = None,
+    fast: Fast = False,
+) -> None:
+    """Simulate a trace under several policies, in parallel: one table with confidence intervals, one report.
+
+    Intervals (95 %) are by a seeded block bootstrap over the jobs.
+    """
+    given = _source(scenario, trace, nodes, submitted_from, submitted_before)
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
+    if not names:
+        raise UserError("--policies: give at least one name")
+    told = Estimates.parse(estimates)
+    plans = [
+        replace(_plan(given, limit, name, backfill, placement, preempt, restart_s, checkpoint_s, told, fast), seed=seed)
+        for name in names
+    ]
+    out.mkdir(parents=True, exist_ok=True)
+    workers = min(len(plans), processes or os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        found = dict(zip((plan.label for plan in plans), pool.map(_run_one, plans), strict=True))
+    body = {label: {**run.summary, "mean_wait_s_95": run.wait_interval, "mean_jct_s_95": run.jct_interval}
+            for label, run in found.items()}  # fmt: skip
+    _write_text(out / "summary.json", json.dumps(body, indent=2) + "\n")
+    _write_report(out / "report.html", plans[0], found)
+    _table(plans[0], found)
+    _say_refused(next(iter(found.values())))
+
+
+# ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Source:
+    name: str
+    trace: Path
+    nodes: tuple[NodeGroup, ...]
+    submitted_from: float | None
+    submitted_before: float | None
+
+
+def _source(
+    scenario: Path | None, trace: Path | None, nodes: str | None, first: str | None, before: str | None
+) -> _Source:
+    from loadgen.jobs import parse_moment
+    from streamsched.sim.scenario import parse_nodes, read_scenario
+
+    start, end = (parse_moment(text) if text else None for text in (first, before))
+    if scenario is not None:
+        if trace is not None:
+            raise UserError("give --scenario, or --trace and --nodes, and not both")
+        told = read_scenario(scenario)
+        groups = parse_nodes(nodes) if nodes else told.nodes
+        start = told.submitted_from if start is None else start
+        end = told.submitted_before if end is None else end
+        return _Source(told.name, told.trace, groups, start, end)
+    if trace is None or nodes is None:
+        raise UserError("give --scenario FILE, or --trace FILE and --nodes 80x8:P100")
+    return _Source(trace.name, trace, parse_nodes(nodes), start, end)
+
+
+def _plan(
+    source: _Source,
+    limit: int | None,
+    policy: str,
+    backfill: Backfill,
+    placement: str,
+    preempt: str,
+    restart_s: float,
+    checkpoint_s: float,
+    estimates: Estimates,
+    fast: bool,
+) -> Plan:
+    """Raises UserError for what does not go together."""
+    if policy not in RULES:
+        raise UserError(f"unknown policy {policy!r}: choose one of {', '.join(sorted(RULES))}")
+    if policy in SEE_RUN_TIMES and estimates.kind == "none":
+        raise UserError(f"policy {policy} orders by run times: give --estimates user, true or noisy:SIGMA")
+    if backfill == "conservative":
+        raise UserError("--backfill conservative is not there yet: choose none, skip or easy")
+    if backfill == "easy" and not fast:
+        raise UserError("--backfill easy is there on the compiled path alone: add --fast")
+    if backfill == "easy" and estimates.kind == "none":
+        raise UserError("--backfill easy needs run times: give --estimates user, true or noisy:SIGMA")
+    if fast and policy not in FORMULAS:
+        raise UserError(f"--fast knows {', '.join(FORMULAS)}; leave it out for {policy}")
+    if fast and (placement != "greedy" or preempt != "off"):
+        raise UserError("--fast places greedily and never preempts: leave it out")
+    return Plan(
+        name=source.name,
+        trace=source.trace,
+        nodes=source.nodes,
+        submitted_from=source.submitted_from,
+        submitted_before=source.submitted_before,
+        limit=limit,
+        policy=policy,
+        backfill=backfill,
+        placement=placement,
+        preempt=preempt == "on",
+        restart_s=restart_s,
+        checkpoint_s=checkpoint_s,
+        estimates=estimates,
+        seed=1,
+        fast=fast,
+    )
+
+
+# ── running it ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Run:
+    schedule: Schedule
+    summary: dict[str, float | int]
+    refused: str
+    """Rows of the trace that were not used, in words; empty: none."""
+    wait_interval: tuple[float, float]
+    jct_interval: tuple[float, float]
+
+
+def _run_one(plan: Plan, progress: bool = False) -> Run:
+    from loadgen.trace import Window, read_trace
+    from streamsched.sim.metrics import interval, summary
+
+    started = time.perf_counter()
+    found = read_trace(plan.trace, Window(plan.submitted_from, plan.submitted_before, plan.limit))
+    random = Random(plan.seed)
+    rows = [(job, plan.estimates.of(job.duration_s, None, random)) for job in found.jobs]
+    if plan.estimates.kind == "user":
+        raise UserError(f"{plan.trace}: its format has no users' estimates: choose none, true or noisy:SIGMA")
+    columns = _Columns(
+        submit_s=np.array([job.submit_s for job, _ in rows], dtype=np.float64),
+        run_s=np.array([job.duration_s for job, _ in rows], dtype=np.float64),
+        gpus=np.array([job.gpus for job, _ in rows], dtype=np.int64),
+        estimate_s=np.array([np.nan if e is None else e for _, e in rows], dtype=np.float64),
+        tenants=tuple(job.tenant for job, _ in rows),
+    )
+    schedule = _by_fast(plan, columns) if plan.fast else _by_core(plan, columns, progress)
+    refusals = found.refusals
+    return Run(
+        schedule=schedule,
+        summary=summary(schedule, refusals.total, round(time.perf_counter() - started, 3)),
+        refused=f"{plan.trace}: refused rows: {refusals.describe()}" if refusals.total else "",
+        wait_interval=interval(schedule.wait_s),
+        jct_interval=interval(schedule.jct_s),
+    )
+
+
+@dataclass(frozen=True)
+class _Columns:
+    submit_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+    run_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+    gpus: np.ndarray[tuple[int], np.dtype[np.int64]]
+    estimate_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+    """NaN: none."""
+    tenants: tuple[str, ...]
+
+
+def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
+    from streamsched.sim.fast import Workload
+    from streamsched.sim.fast import simulate as run_fast
+    from streamsched.sim.metrics import from_fast
+
+    known = np.where(np.isnan(columns.estimate_s), 1.0, columns.estimate_s)  # no rule that is allowed looks at it
+    workload = Workload(columns.submit_s, columns.run_s, columns.gpus, known)
+    nodes = [group.gpus for group in plan.nodes for _ in range(group.count)]
+    return from_fast(workload, run_fast(workload, nodes, plan.policy, plan.backfill), columns.tenants, sum(nodes))
+
+
+def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
+    from streamsched.core.config import SchedulerConfig
+    from streamsched.sim.metrics import from_core
+    from streamsched.sim.simulator import SimOptions
+    from streamsched.sim.simulator import simulate as run_core
+    from streamsched.sim.workload import job, nodes_of
+
+    estimates = [None if np.isnan(e) else float(e) for e in columns.estimate_s]
+    rows = zip(columns.submit_s.tolist(), columns.run_s.tolist(), columns.gpus.tolist(), strict=True)
+    jobs = [
+        job(number, submit_s, run_s, gpus, columns.tenants[number], estimates[number], plan.preempt)
+        for number, (submit_s, run_s, gpus) in enumerate(rows)
+    ]
+    assert plan.backfill in ("none", "skip")
+    config = SchedulerConfig(
+        policy=plan.policy,
+        backfill=plan.backfill,
+        window_jobs=10_000 if plan.placement == "greedy" else SchedulerConfig().window_jobs,
+        reservations_max=0,
+        preempt="score" if plan.preempt else "off",
+        restart_s=plan.restart_s,
+        finished_keep_s=3600.0,
+    )
+    bar = Progress(
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        *(TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn()),
+        console=Console(stderr=True),
+        disable=not (progress and Console(stderr=True).is_terminal),
+    )
+    with bar:
+        task = bar.add_task(plan.label, total=len(jobs))
+        result = run_core(
+            jobs,
+            nodes_of((group.count, group.gpus, group.gpu_type) for group in plan.nodes),
+            config,
+            by_name(plan.policy, origin_s=float(columns.submit_s[0])),
+            SimOptions(placement=plan.placement, checkpoint_s=plan.checkpoint_s),
+            lambda finished: bar.update(task, completed=finished),
+        )
+    return from_core(result)
+
+
+# ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _table(plan: Plan, found: Mapping[str, Run]) -> None:
+    table = Table(title=_title(plan))
+    for heading in _headings():
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
+    for row in _rows(found):
+        table.add_row(*row.values())
+    console = Console()
+    (console if console.is_terminal else Console(width=150)).print(table)
+
+
+def _title(plan: Plan) -> str:
+    cluster = ", ".join(f"{g.count} x {g.gpus} {g.gpu_type}" for g in plan.nodes)
+    return f"{plan.name} on {cluster}; backfill {plan.backfill}; estimates {plan.estimates}"
+
+
+def _headings() -> Sequence[str]:
+    return ("policy", "jobs", *_SHOWN.values(), "95 % of mean wait", "utilisation", "preemptions", "wall s")
+
+
+def _rows(found: Mapping[str, Run]) -> list[dict[str, str]]:
+    rows = []
+    for label, run in found.items():
+        low, high = run.wait_interval
+        cells = [label, f"{run.summary['jobs']:,}", *(f"{run.summary[key]:,.1f}" for key in _SHOWN)]
+        cells += [f"{low:,.0f} - {high:,.0f}", f"{run.summary['gpu_utilisation']:.3f}"]
+        cells += [f"{run.summary['preemptions']:,}", f"{run.summary['wall_s']:.1f}"]
+        rows.append(dict(zip(_headings(), cells, strict=True)))
+    return rows
+
+
+def _say_refused(run: Run) -> None:
+    console = Console(stderr=True)
+    if run.refused:
+        console.print(run.refused, markup=False, soft_wrap=True)
+    if never := int(run.summary["never_ran"]):
+        console.print(f"{never} jobs never ran: the cluster could not hold them", markup=False)
+
+
+def _write_report(path: Path, plan: Plan, found: Mapping[str, Run]) -> None:
+    from streamsched.sim.report import page
+
+    facts = [
+        ("trace", plan.trace.name),
+        ("cluster", ", ".join(f"{g.count} x {g.gpus} {g.gpu_type}" for g in plan.nodes)),
+        ("backfill", plan.backfill),
+        ("placement", plan.placement),
+        (
+            "preemption",
+            f"on, restart {plan.restart_s:g} s, checkpoint {plan.checkpoint_s:g} s" if plan.preempt else "off",
+        ),
+        ("estimates", str(plan.estimates)),
+        ("way", "compiled path" if plan.fast else "production core in virtual time"),
+    ]
+    rows = [{k: v for k, v in row.items() if k != "wall s"} for row in _rows(found)]
+    schedules = {label: run.schedule for label, run in found.items()}
+    _write_text(path, page(f"streamsched: {plan.name}", facts, rows, schedules))
+
+
+def _write_jobs(path: Path, schedule: Schedule) -> None:
+    """One row per job, in order of submission; empty cells: it never ran."""
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["job", "submit_s", "run_s", "gpus", "tenant", "start_s", "finish_s", "preemptions"])
+            for number in range(len(schedule.gpus)):
+                times = [schedule.start_s[number], schedule.finish_s[number]]
+                writer.writerow(
+                    [
+                        *(number, repr(float(schedule.submit_s[number])), repr(float(schedule.run_s[number]))),
+                        *(int(schedule.gpus[number]), schedule.tenants[number]),
+                        *("" if np.isnan(t) else repr(float(t)) for t in times),
+                        int(schedule.preemptions[number]),
+                    ]
+                )
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,111 @@
+"""Scenario files: a slice of a trace and a cluster, in TOML (../shared/scenarios has the standard ones)."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from streamsched.errors import UserError
+
+_GROUP = re.compile(r"(?P<count>\d+)x(?P<gpus>\d+)(?::(?P<type>[A-Za-z0-9._-]+))?")
+_NODES_MAX = 1_000_000
+
+
+class NodeGroup(Struct, frozen=True, kw_only=True):
+    count: int
+    gpus: int
+    gpu_type: str = "any"
+
+
+class Scenario(Struct, frozen=True, kw_only=True):
+    name: str
+    trace: Path
+    nodes: tuple[NodeGroup, ...]
+    submitted_from: float | None = None
+    submitted_before: float | None = None
+    """Epoch seconds, as the trace's own clock read."""
+
+
+def parse_nodes(text: str) -> tuple[NodeGroup, ...]:
+    """`80x8:P100[,16x4:T4]`: nodes x GPUs of each, and their type."""
+    groups = []
+    for part in text.split(","):
+        match = _GROUP.fullmatch(part.strip())
+        if match is None or not int(match["count"]) or not int(match["gpus"]):
+            raise UserError(f"--nodes {text}: {part.strip()!r} is not COUNTxGPUS[:TYPE], such as 80x8:P100")
+        groups.append(NodeGroup(count=int(match["count"]), gpus=int(match["gpus"]), gpu_type=match["type"] or "any"))
+    _check_count(groups, f"--nodes {text}")
+    return tuple(groups)
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Raises UserError that names the file and what is wrong with it."""
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is no TOML file: {error}") from None
+    for key in ("clusters", "node_list", "throughputs"):
+        if key in told:
+            raise UserError(f"{path}: `{key}` is not supported by `simulate` yet; one cluster of like jobs is")
+    if "trace" not in told or "nodes" not in told:
+        raise UserError(f"{path}: expected `trace` and `nodes`")
+    return Scenario(
+        name=path.stem,
+        trace=_trace(path, told["trace"]),
+        nodes=_groups(path, told["nodes"]),
+        submitted_from=_moment(path, told, "submitted_from"),
+        submitted_before=_moment(path, told, "submitted_before"),
+    )
+
+
+def _trace(path: Path, name: Any) -> Path:
+    """Relative names are in $STREAMSCHED_TRACES, else in `traces` beside the scenario's folder, else beside it."""
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{path}: `trace` has to be the name of a file")
+    folders = [path.parent / ".." / "traces", path.parent]
+    if given := os.environ.get("STREAMSCHED_TRACES"):
+        folders.insert(0, Path(given))
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    raise UserError(f"{path}: no trace {name} in {', '.join(map(str, folders))}; STREAMSCHED_TRACES names the folder")
+
+
+def _groups(path: Path, told: Any) -> tuple[NodeGroup, ...]:
+    groups = []
+    for group in told if isinstance(told, list) else [None]:
+        match group:
+            case {"count": int(count), "gpus": int(gpus), **more} if count > 0 and gpus > 0:
+                groups.append(NodeGroup(count=count, gpus=gpus, gpu_type=str(more.get("gpu_type", "any"))))
+            case _:
+                raise UserError(f"{path}: `nodes` has to be a list of {{ count = N, gpus = N, gpu_type = NAME }}")
+    if not groups:
+        raise UserError(f"{path}: `nodes` is empty")
+    _check_count(groups, str(path))
+    return tuple(groups)
+
+
+def _check_count(groups: list[NodeGroup], where: str) -> None:
+    if sum(group.count for group in groups) > _NODES_MAX or any(group.gpus > 1024 for group in groups):
+        raise UserError(f"{where}: at most {_NODES_MAX:,} nodes of at most 1,024 GPUs")
+
+
+def _moment(path: Path, told: dict[str, Any], key: str) -> float | None:
+    match told.get(key):
+        case None:
+            return None
+        case datetime() as moment:
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        case date() as day:
+            return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
+        case int() | float() as seconds:
+            return float(seconds)
+    raise UserError(f"{path}: `{key}` has to be a date, a time or epoch seconds")

@@ -1,0 +1,183 @@
+"""`streamsched simulate` and `compare`: files, figures, and what is told when they cannot run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from streamsched import cli
+from streamsched.errors import UserError
+from streamsched.sim.metrics import Lines, Schedule, interval, summary
+from streamsched.sim.scenario import parse_nodes, read_scenario
+from streamsched.sim.workload import Estimates
+
+TRACE = """job_id,submit_s,duration_s,gpus,tenant
+a,0,10,6,t1
+b,1,5,8,t2
+c,2,20,2,t1
+d,3,4,2,t2
+e,4,-1,2,t2
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mounted() -> None:
+    if not any(command.name == "simulate" for command in cli.app.registered_commands):
+        cli._mount()
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def run(*args: object, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, [str(a) for a in args])
+    if code == 0:
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.output
+    assert isinstance(result.exception, UserError), (result.output, result.exception)
+    assert result.exception.exit_code == code
+    return str(result.exception)
+
+
+@pytest.mark.parametrize("fast", [(), ("--fast",)])
+def test_the_files_say_what_became_of_each_job(trace: Path, tmp_path: Path, fast: tuple[str, ...]) -> None:
+    out = tmp_path / "out"
+    run("simulate", "--trace", trace, "--nodes", "1x8:V", "--backfill", "none", *fast, "--out", out)
+    told = json.loads((out / "summary.json").read_text())
+    starts = [line.split(",")[5] for line in (out / "jobs.csv").read_text().splitlines()[1:]]
+    assert starts == ["0.0", "10.0", "15.0", "15.0"]
+    assert told["jobs"] == 4
+    assert told["refused_rows"] == 1
+    assert told["mean_wait_s"] == pytest.approx((0 + 9 + 13 + 12) / 4)
+    assert told["max_wait_s"] == 13.0
+    assert told["mean_jct_s"] == pytest.approx((10 + 14 + 33 + 16) / 4)
+    assert "<svg" in (out / "report.html").read_text()
+
+
+def test_equal_input_gives_equal_bytes(trace: Path, tmp_path: Path) -> None:
+    args = ("simulate", "--trace", trace, "--nodes", "1x8", "--policy", "sjf", "--estimates", "noisy:0.5", "--seeds", 3)
+    for name in ("one", "two"):
+        run(*args, "--out", tmp_path / name)
+    for file in ("jobs.csv", "report.html"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    one, two = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two"))
+    for told in (one, two, *one["by_seed"], *two["by_seed"]):
+        told.pop("wall_s")
+    assert one == two
+    assert len(one["by_seed"]) == 3
+
+
+def test_compare_names_oracles_and_gives_intervals(trace: Path, tmp_path: Path) -> None:
+    args = ("--trace", trace, "--nodes", "1x8", "--policies", "fcfs,sjf", "--estimates", "true", "--processes", 1)
+    text = run("compare", *args, "--out", tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert list(told) == ["fcfs", "sjf (oracle)"]
+    assert "sjf (oracle)" in text
+    for figures in told.values():
+        low, high = figures["mean_wait_s_95"]
+        assert low <= figures["mean_wait_s"] <= high
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "give --scenario FILE"),
+        (("--nodes", "8"), "is not COUNTxGPUS"),
+        (("--nodes", "0x8"), "is not COUNTxGPUS"),
+        (("--nodes", "1x8", "--policy", "fancy"), "unknown policy 'fancy'"),
+        (("--nodes", "1x8", "--policy", "sjf"), "give --estimates"),
+        (("--nodes", "1x8", "--estimates", "noisy:much"), "expected noisy:SIGMA"),
+        (("--nodes", "1x8", "--estimates", "user"), "no users' estimates"),
+        (("--nodes", "1x8", "--backfill", "easy"), "add --fast"),
+        (("--nodes", "1x8", "--backfill", "easy", "--fast"), "needs run times"),
+        (("--nodes", "1x8", "--fast", "--policy", "las"), "--fast knows"),
+        (("--nodes", "1x8", "--fast", "--preempt", "on"), "leave it out"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_one_line(trace: Path, tmp_path: Path, args: tuple[str, ...], words: str) -> None:
+    told = run("simulate", "--trace", trace, *args, "--out", tmp_path / "out", code=2)
+    assert words in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trace =", "no TOML"),
+        ('trace = "x.csv"', "expected `trace` and `nodes`"),
+        ('trace = "x.csv"\nnodes = [{ count = 1, gpus = 8 }]', "no trace x.csv"),
+        ('trace = "trace.csv"\nnodes = []', "`nodes` is empty"),
+        ('trace = "trace.csv"\nnodes = [{ count = 1 }]', "has to be a list of"),
+        ('trace = "trace.csv"\nnodes = [{ count = 1, gpus = 8 }]\nsubmitted_from = "soon"', "has to be a date"),
+        ('trace = "trace.csv"\n[[clusters]]\nname = "a"', "not supported"),
+    ],
+)
+def test_a_scenario_that_is_wrong_is_told(trace: Path, tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_scenario(path)
+
+
+def test_a_scenario_names_slice_and_nodes(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'trace = "trace.csv"\nsubmitted_from = 1970-01-02\nnodes = [{ count = 2, gpus = 8, gpu_type = "V" }]'
+    )
+    told = read_scenario(path)
+    assert (told.name, told.submitted_from, told.submitted_before) == ("mine", 86_400.0, None)
+    assert told.nodes == parse_nodes("2x8:V")
+
+
+def test_estimates_are_drawn_by_their_seed() -> None:
+    from random import Random
+
+    noisy = Estimates.parse("noisy:0.5")
+    drawn = [noisy.of(100.0, None, r) for r in [Random(1)] for _ in range(2000)]
+    logs = np.log(np.array(drawn) / 100.0)
+    assert abs(float(logs.mean())) < 0.05
+    assert abs(float(logs.std()) - 0.5) < 0.05
+    assert Estimates.parse("true").of(7.0, 9.0, Random(1)) == 7.0
+    assert Estimates.parse("user").of(7.0, 9.0, Random(1)) == 9.0
+    assert Estimates.parse("none").of(7.0, 9.0, Random(1)) is None
+
+
+def schedule(wait: list[float], run_s: float = 20.0) -> Schedule:
+    n = len(wait)
+    submit = np.arange(n, dtype=np.float64)
+    start = submit + np.array(wait)
+    return Schedule(
+        submit_s=submit,
+        run_s=np.full(n, run_s),
+        gpus=np.ones(n, dtype=np.int64),
+        start_s=start,
+        finish_s=start + run_s,
+        preemptions=np.zeros(n, dtype=np.int64),
+        tenants=("t",) * n,
+        cluster_gpus=4,
+        lines=Lines(np.array([0.0, 1.0, 3.0]), np.array([0, 1, 0]), np.array([4, 2, 0])),
+    )
+
+
+def test_figures_by_hand() -> None:
+    told = summary(schedule([0.0, 20.0, 40.0, math.nan]), refused_rows=3, wall_s=0.5)
+    assert (told["jobs"], told["never_ran"], told["refused_rows"]) == (3, 1, 3)
+    assert (told["mean_wait_s"], told["p50_wait_s"], told["p99_wait_s"], told["max_wait_s"]) == (20.0, 20.0, 40.0, 40.0)
+    assert told["mean_jct_s"] == 40.0
+    assert told["mean_bounded_slowdown"] == 2.0
+    assert told["gpu_utilisation"] == pytest.approx((1 * 4 + 2 * 2) / (4 * 3))
+
+
+def test_the_interval_covers_the_mean_about_as_often_as_it_says() -> None:
+    random = np.random.default_rng(1)
+    hits = sum(low <= 1.0 <= high for low, high in (interval(random.exponential(1.0, 400)) for _ in range(200)))
+    assert 170 <= hits <= 200
