@@ -111,7 +111,7 @@ def commands(app: typer.Typer) -> set[str]:
 
 def code(name: str) -> str:
     """Lines of the page's blocks and inline code."""
-    found = re.findall(r"^```(?:sh)?\n(.*?)^```|`([^`\n]+)`", page(name), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```\w*\n(.*?)^```$|`([^`\n]+)`", page(name), re.DOTALL | re.MULTILINE)
     return "\n".join(block or inline for block, inline in found)
 
 
