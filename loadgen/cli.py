@@ -43,7 +43,9 @@ app = typer.Typer(
 _messages = Console(stderr=True)
 _results = Console()
 
-TraceFile = Annotated[Path, typer.Argument(help="Philly, Helios or neutral CSV (gzip too); found out by content.")]
+TraceFile = Annotated[
+    Path, typer.Argument(help="A trace in a format of docs/traces.md, plain or gzip; found out by content.")
+]
 From = Annotated[str | None, typer.Option("--from", help="Jobs submitted at or after (2017-10-02[T12:00:00]).")]
 Before = Annotated[str | None, typer.Option("--before", help="Jobs submitted before.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="The first N jobs of these.")]

@@ -29,6 +29,8 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     tenant: str = "default"
     clamped: bool = False
     """`duration_s` is a lower bound: whoever made the file, or `--max-duration-s`, cut it."""
+    estimate_s: float | None = None
+    """What its user said how long it would run (a time limit counts as that); None: nothing."""
     index: int = -1
 
 

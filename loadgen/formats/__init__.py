@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import helios_csv, neutral_csv, philly_csv
+from . import acme_csv, helios_csv, neutral_csv, philly_csv, slurm, swf
 from .base import Format, Head
 
 FORMATS: Final[tuple[Format, ...]] = (
     philly_csv.FORMAT,
     helios_csv.OFFICIAL,
     helios_csv.DERIVED,
+    acme_csv.FORMAT,
+    slurm.SACCT,
+    slurm.JOBCOMP,
+    swf.FORMAT,
     neutral_csv.FORMAT,
 )
 

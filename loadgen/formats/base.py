@@ -63,22 +63,25 @@ class HeaderCsv:
     required: tuple[str, ...]
     optional: tuple[str, ...]
     to_job: Callable[[Row, int], TraceJob]
+    delimiter: str = DELIMITER
 
     @property
     def expects(self) -> str:
-        return f"{self.name} ({DELIMITER.join(self.required)})"
+        return f"{self.name} ({self.delimiter.join(self.required)})"
 
     def matches(self, head: Head) -> bool:
-        return set(self.required) <= set(split(head.line))
+        return set(self.required) <= set(split(head.line, self.delimiter))
 
     def near_miss(self, head: Head) -> str | None:
         for delimiter, words in _OTHER_DELIMITERS.items():
-            if set(self.required) <= {cell.strip(' "') for cell in head.line.split(delimiter)}:
-                return f"columns of {self.name} separated by {words}: expected {DELIMITER!r}"
+            if delimiter != self.delimiter and set(self.required) <= {
+                cell.strip(' "') for cell in head.line.split(delimiter)
+            }:
+                return f"columns of {self.name} separated by {words}: expected {self.delimiter!r}"
         return None
 
     def read(self, head: Head, lines: Iterable[tuple[int, str]], refusals: Refusals) -> Iterator[TraceJob]:
-        header = split(head.line)
+        header = split(head.line, self.delimiter)
         for column in self.required:
             if header.count(column) > 1:
                 raise UserError(f"{head.path}:{head.number}: column {column!r} is there {header.count(column)} times")
@@ -86,7 +89,7 @@ class HeaderCsv:
         for number, line in lines:
             if not line.strip():
                 continue
-            cells = split(line)
+            cells = split(line, self.delimiter)
             try:
                 if len(cells) != len(header):
                     raise OddRow("missing-columns" if len(cells) < len(header) else "extra-columns")
@@ -95,11 +98,11 @@ class HeaderCsv:
                 refusals.add(str(kind), number)
 
 
-def split(line: str) -> list[str]:
+def split(line: str, delimiter: str = DELIMITER) -> list[str]:
     if '"' not in line:
-        return [cell.strip() for cell in line.split(DELIMITER)]
+        return [cell.strip() for cell in line.split(delimiter)]
     try:
-        return [cell.strip() for cell in next(csv.reader([line], delimiter=DELIMITER), [])]
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
     except csv.Error:
         return []
 
@@ -118,6 +121,17 @@ def naive_time(text: str) -> float:
     return moment.replace(tzinfo=UTC).timestamp()
 
 
+def zoned_time(text: str) -> float:
+    """`2023-05-17 11:00:58+08:00`: a time with its offset, where the format has it."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise OddRow("bad-time" if text else "no-time") from None
+    if moment.tzinfo is None:
+        raise OddRow("naive-time")
+    return moment.timestamp()
+
+
 def number(text: str, kind: str) -> float:
     try:
         value = float(text)
@@ -133,6 +147,15 @@ def duration(text: str) -> float:
     if value < 0:
         raise OddRow("negative-duration")
     return value
+
+
+def estimate(text: str) -> float | None:
+    """None where there is none; such a column spoils no row."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
 
 
 def gpu_count(text: str) -> int:

@@ -23,6 +23,7 @@ from rich.table import Table
 from streamsched.errors import UserError
 from streamsched.policy import RULES, by_name
 from streamsched.policy.formulas import FORMULAS, SEE_RUN_TIMES
+from streamsched.policy.rules import UNKNOWN_RUN_S
 from streamsched.sim.workload import Estimates
 
 if TYPE_CHECKING:
@@ -276,9 +277,9 @@ def _run_one(plan: Plan, progress: bool = False) -> Run:
     started = time.perf_counter()
     found = read_trace(plan.trace, Window(plan.submitted_from, plan.submitted_before, plan.limit))
     random = Random(plan.seed)
-    rows = [(job, plan.estimates.of(job.duration_s, None, random)) for job in found.jobs]
-    if plan.estimates.kind == "user":
-        raise UserError(f"{plan.trace}: its format has no users' estimates: choose none, true or noisy:SIGMA")
+    rows = [(job, plan.estimates.of(job.duration_s, job.estimate_s, random)) for job in found.jobs]
+    if plan.estimates.kind == "user" and all(told is None for _, told in rows):
+        raise UserError(f"{plan.trace}: has no users' estimates: choose none, true or noisy:SIGMA")
     columns = _Columns(
         submit_s=np.array([job.submit_s for job, _ in rows], dtype=np.float64),
         run_s=np.array([job.duration_s for job, _ in rows], dtype=np.float64),
@@ -312,7 +313,7 @@ def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
     from streamsched.sim.fast import simulate as run_fast
     from streamsched.sim.metrics import from_fast
 
-    known = np.where(np.isnan(columns.estimate_s), 1.0, columns.estimate_s)  # no rule that is allowed looks at it
+    known = np.where(np.isnan(columns.estimate_s), UNKNOWN_RUN_S, columns.estimate_s)
     workload = Workload(columns.submit_s, columns.run_s, columns.gpus, known)
     nodes = [group.gpus for group in plan.nodes for _ in range(group.count)]
     return from_fast(workload, run_fast(workload, nodes, plan.policy, plan.backfill), columns.tenants, sum(nodes))

@@ -1,0 +1,173 @@
+"""Acme, Slurm and Standard Workload Format: what is read of a row, and how each oddity is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadgen.jobs import TraceJob
+from loadgen.trace import Trace, read_trace
+from streamsched.errors import UserError
+
+
+def read(tmp_path: Path, text: str) -> Trace:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    return read_trace(path)
+
+
+def facts(job: TraceJob) -> tuple[float, float, int, str, float | None]:
+    return job.submit_s, job.duration_s, job.gpus, job.tenant, job.estimate_s
+
+
+# ── Acme ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SEREN = "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n"
+
+
+def seren(gpus: object = 8, state: str = "COMPLETED", start: str = "1970-01-01 08:01:00+08:00", end: str = "") -> str:
+    end = end or "1970-01-01 08:03:00+08:00"
+    return f"1,u1,1,{gpus},8,Other,{state},1970-01-01 08:00:30+08:00,{start},{end},999,30,1.0\n"
+
+
+def test_acme_run_times_come_from_the_timestamps(tmp_path: Path) -> None:
+    trace = read(tmp_path, SEREN + seren())
+    assert trace.format == "Acme trace CSV"
+    assert [facts(job) for job in trace.jobs] == [(30.0, 120.0, 8, "u1", None)]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (seren(gpus=0), "cpu-job"),
+        (seren(state="RUNNING"), "not-finished"),
+        (seren(state="VANISHED"), "unknown-state"),
+        (seren(start=" "), "never-started"),
+        (seren(start="1970-01-01 08:01:00"), "naive-time"),
+        (seren(start="yesterday"), "bad-time"),
+        (seren(end="1970-01-01 08:00:59+08:00"), "negative-duration"),
+    ],
+)
+def test_acme_oddities_are_counted_with_their_lines(tmp_path: Path, row: str, kind: str) -> None:
+    trace = read(tmp_path, SEREN + seren() + row)
+    assert (trace.refusals.count, trace.refusals.lines) == ({kind: 1}, {kind: [3]})
+
+
+# ── Slurm ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SACCT = "JobID|User|Account|State|Submit|Start|End|AllocTRES|Timelimit\n"
+
+
+def sacct(
+    job: str = "7", state: str = "COMPLETED", start: str = "1970-01-01T00:01:00", end: str = "1970-01-01T00:03:00",
+    tres: str = "billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,mem=64G,node=1", limit: str = "1-02:03:04",
+) -> str:  # fmt: skip
+    return f"{job}|ann|lab|{state}|1970-01-01T00:00:30|{start}|{end}|{tres}|{limit}\n"
+
+
+def test_sacct_gives_gpus_account_and_time_limit(tmp_path: Path) -> None:
+    trace = read(tmp_path, SACCT + sacct())
+    assert trace.format == "sacct --parsable2"
+    assert [facts(job) for job in trace.jobs] == [(30.0, 120.0, 4, "lab", 86_400.0 + 2 * 3600 + 3 * 60 + 4)]
+
+
+@pytest.mark.parametrize(
+    ("row", "gpus", "estimate_s"),
+    [
+        (sacct(tres="cpu=8,gres/gpu:a100=2,gres/gpu:v100=3"), 5, 93_784.0),
+        (sacct(limit="UNLIMITED"), 4, None),
+        (sacct(limit="00:30:00"), 4, 1800.0),
+        (sacct(state="CANCELLED by 1000"), 4, 93_784.0),
+        (sacct(state="OUT_OF_MEMORY"), 4, 93_784.0),
+    ],
+)
+def test_what_sacct_writes_in_several_ways(tmp_path: Path, row: str, gpus: int, estimate_s: float | None) -> None:
+    (job,) = read(tmp_path, SACCT + row).jobs
+    assert (job.gpus, job.estimate_s) == (gpus, estimate_s)
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (sacct(job="7.batch"), "job-step"),
+        (sacct(tres="cpu=8,mem=64G"), "cpu-job"),
+        (sacct(state="PENDING"), "not-finished"),
+        (sacct(state="LOST"), "unknown-state"),
+        (sacct(state="CANCELLED", start="Unknown"), "never-started"),
+        (sacct(end="Unknown"), "no-time"),
+        (sacct(end="1970-01-01T00:00:59"), "negative-duration"),
+        ("7|ann|lab\n", "missing-columns"),
+    ],
+)
+def test_slurm_oddities_are_counted_with_their_lines(tmp_path: Path, row: str, kind: str) -> None:
+    trace = read(tmp_path, SACCT + sacct() + row)
+    assert (trace.refusals.count, trace.refusals.lines) == ({kind: 1}, {kind: [3]})
+
+
+JOBCOMP = (
+    "JobId=9 UserId=ann(1000) GroupId=lab(100) Name=train JobState=COMPLETED Partition=gpu TimeLimit=90"
+    " StartTime=1970-01-01T00:01:00 EndTime=1970-01-01T00:03:00 NodeList=n1 NodeCnt=1 ProcCnt=8 WorkDir=/w"
+    " ReservationName= Tres=cpu=8,mem=64G,node=1,gres/gpu=2 Account=lab QOS=normal SubmitTime=1970-01-01T00:00:30"
+)
+
+
+def test_jobcomp_lines_with_empty_values(tmp_path: Path) -> None:
+    trace = read(tmp_path, f"{JOBCOMP}\n\n{JOBCOMP.replace('COMPLETED', 'RUNNING')}\nJobId=10 Name=cut\n")
+    assert trace.format == "Slurm jobcomp"
+    assert [facts(job) for job in trace.jobs] == [(30.0, 120.0, 2, "lab", 5400.0)]
+    assert trace.refusals.lines == {"not-finished": [3], "missing-columns": [4]}
+
+
+# ── Standard Workload Format ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def swf(submit: object = 30, run: object = 120, allocated: object = 4, wanted: object = 8, limit: object = 600) -> str:
+    return f"1 {submit} 5 {run} {allocated} -1 -1 {wanted} {limit} -1 1 17 3 -1 1 -1 -1 -1\n"
+
+
+@pytest.mark.parametrize("head", ["; Version: 2.2\n; UnixStartTime: 1000\n", "; UnixStartTime: 1000\n\n"])
+def test_swf_counts_from_its_start_time(tmp_path: Path, head: str) -> None:
+    trace = read(tmp_path, head + swf())
+    assert trace.format == "Standard Workload Format"
+    assert [facts(job) for job in trace.jobs] == [(1030.0, 120.0, 8, "user17", 600.0)]
+
+
+def test_swf_without_comments_and_with_unknown_fields(tmp_path: Path) -> None:
+    trace = read(tmp_path, swf(wanted=-1, limit=-1))
+    assert [facts(job) for job in trace.jobs] == [(30.0, 120.0, 4, "user17", None)]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (swf(run=-1), "no-duration"),
+        (swf(submit=-1), "no-time"),
+        (swf(allocated=-1, wanted=-1), "no-gpus"),
+        (swf(wanted=0), "cpu-job"),
+        (swf(run="long"), "bad-duration"),
+        ("1 2 3\n", "missing-columns"),
+        (swf().strip() + " 5\n", "extra-columns"),
+    ],
+)
+def test_swf_oddities_are_counted_with_their_lines(tmp_path: Path, row: str, kind: str) -> None:
+    trace = read(tmp_path, "; a comment\n" + swf() + row)
+    assert (trace.refusals.count, trace.refusals.lines) == ({kind: 1}, {kind: [3]})
+
+
+# ── what is none of them ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_sacct_with_commas_is_told_its_delimiter(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"trace:1: columns of sacct --parsable2 separated by .*: expected '\|'"):
+        read(tmp_path, SACCT.replace("|", ";") + sacct())
+
+
+@pytest.mark.traces
+def test_the_official_examples_are_read(traces_dir: Path) -> None:
+    """Counted by hand from the rows."""
+    folder = traces_dir / "official-examples"
+    kalos = read_trace(folder / "acme_trace_kalos.csv")
+    assert [(job.gpus, job.duration_s) for job in kalos.jobs] == [(64, 8.0), (64, 70.0)]
+    seren = read_trace(folder / "acme_trace_seren.csv")
+    assert [(job.gpus, job.duration_s) for job in seren.jobs] == [(8, 117.0), (8, 2693.0)]
