@@ -1,0 +1,333 @@
+"""Simulated scheduling at a million jobs per second, for the search of policies: arrays in, arrays out.
+
+No core, no events, no tenants: one cluster, jobs that run to their end, rules that are a number per job. What happens at
+one moment, what "fits", best fit and the modes of backfilling are as in the simulator over the core, and
+`tests/sim_reference.py` states them in plain Python. The loop itself is in `fast_kernel.py`.
+
+`numba` is in the extra `fast`. The first call compiles for some seconds; the result is kept on disk where that is
+possible (`NUMBA_CACHE_DIR`). The compiled loop runs without the GIL, so threads can search side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import ModuleType
+from typing import Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from streamsched.errors import UserError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+LEAST_ESTIMATE_S: Final = 1.0
+"""Rules that divide by an estimate or take its logarithm see no less than this."""
+
+
+class Backfill(IntEnum):
+    """What a pass does behind the first job in order that does not fit."""
+
+    NONE = 0
+    """The pass ends ("strict")."""
+    SKIP = 1
+    """The job is skipped, and so is every other one that does not fit; nothing is reserved."""
+    EASY = 2
+    """It gets a reservation by estimated ends; others start if it is not delayed (Lifka, JSSPP 1995; Mu'alem and
+    Feitelson, IEEE TPDS 12(6), 2001)."""
+
+
+class Rule(IntEnum):
+    """Order of the queue, by number; `Rule.named` takes the names of `streamsched.policy.rules`.
+
+    Of a job: n GPUs, r the estimated run time, s the submit time since the first job's, w the wait so far; lower goes
+    first in the formulas below, as in their sources. A rule that is given true run times as estimates is an oracle.
+    """
+
+    FCFS = 0
+    """s."""
+    LCFS = 1
+    """-s: last come, first served."""
+    SJF = 2
+    """r: shortest job first."""
+    SAF = 3
+    """r * n: smallest area first, also called SRF (Carastan-Santos, de Camargo, Trystram, Zrigui, "One can only gain by
+    replacing EASY backfilling: a simple scheduling policies case study", CCGrid 2019)."""
+    SMALLEST = 4
+    """n."""
+    LARGEST = 5
+    """-n."""
+    WFP3 = 6
+    """-(w / r)^3 * n (Tang, Lan, Desai, Buettner, "Fault-aware, utility-based job scheduling on Blue Gene/P systems",
+    CLUSTER 2009). Changes with time."""
+    UNICEP = 7
+    """-w / (log2(n + 1) * r); Tang et al. 2009 divide by log2(n) * r, which is 0 for one GPU. Changes with time."""
+    F1 = 8
+    """log10(r) * n + 870 * log10(s) (this and the next three: Carastan-Santos and de Camargo, "Obtaining dynamic
+    scheduling policies with simulation and machine learning", SC 2017, table 3)."""
+    F2 = 9
+    """sqrt(r) * n + 25,600 * log10(s)."""
+    F3 = 10
+    """r * n + 6,860,000 * log10(s)."""
+    F4 = 11
+    """r * sqrt(n) + 530,000 * log10(s)."""
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Raises UserError for a name that is none."""
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            raise UserError(f"no rule {name!r}; there are {', '.join(rule.name.lower() for rule in cls)}") from None
+
+    @property
+    def by_estimate(self) -> bool:
+        """The rule reads estimates of run times."""
+        return self not in (Rule.FCFS, Rule.LCFS, Rule.SMALLEST, Rule.LARGEST)
+
+    @property
+    def by_time(self) -> bool:
+        """The order changes while jobs wait: a pass costs time in proportion to the queue."""
+        return self in (Rule.WFP3, Rule.UNICEP)
+
+
+class _TraceJob(Protocol):
+    @property
+    def submit_s(self) -> float: ...
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def gpus(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Jobs as arrays of equal length, by time of submission; equal moments in the order of arrival."""
+
+    submit_s: Floats
+    duration_s: Floats
+    gpus: Ints
+    estimate_s: Floats | None = None
+    """What rules and EASY see of `duration_s`; None: nothing is known."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when an array is not what it should be."""
+        lengths = {len(a) for a in (self.submit_s, self.duration_s, self.gpus)}
+        if self.estimate_s is not None:
+            lengths.add(len(self.estimate_s))
+            if not (np.isfinite(self.estimate_s).all() and (self.estimate_s >= 0).all()):
+                raise ValueError("an estimate is negative or not finite")
+        if len(lengths) != 1 or lengths == {0}:
+            raise ValueError(f"arrays of one length above 0 expected, not {sorted(lengths)}")
+        if not (np.isfinite(self.submit_s).all() and (np.diff(self.submit_s) >= 0).all()):
+            raise ValueError("submit_s is not ascending and finite")
+        if not (np.isfinite(self.duration_s).all() and (self.duration_s >= 0).all()):
+            raise ValueError("a duration is negative or not finite")
+        if (self.gpus < 1).any():
+            raise ValueError("a job asks for less than one GPU")
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+    @classmethod
+    def of(cls, jobs: Iterable[_TraceJob], estimate: Callable[[_TraceJob], float] | None = None) -> Self:
+        """From a trace's jobs (`loadgen.trace.read_trace(...).jobs`), which are in order of submission."""
+        listed = list(jobs)
+        return cls(
+            np.array([job.submit_s for job in listed], np.float64),
+            np.array([job.duration_s for job in listed], np.float64),
+            np.array([job.gpus for job in listed], np.int64),
+            None if estimate is None else np.array([estimate(job) for job in listed], np.float64),
+        )
+
+    def with_true_estimates(self) -> Workload:
+        """Estimates that are the run times: whatever orders or backfills by them is an oracle."""
+        return Workload(self.submit_s, self.duration_s, self.gpus, self.duration_s)
+
+    def with_noisy_estimates(self, sigma: float, seed: int) -> Workload:
+        """Run times times exp(sigma * N(0, 1)), drawn for each job."""
+        factor = np.exp(sigma * np.random.default_rng(seed).standard_normal(len(self)))
+        return Workload(self.submit_s, self.duration_s, self.gpus, self.duration_s * factor)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of each job (arrays by job), and of the whole run."""
+
+    start_s: Floats
+    finish_s: Floats
+    wait_s: Floats
+    """Start - submit; with preemption finish - submit - duration, so that lost work and restarts count as waiting."""
+    preemptions: Ints
+    """How often each was evicted."""
+    placed_at: Ints
+    placed: Ints
+    """The last nodes of job j, worker by worker: placed[placed_at[j] : placed_at[j + 1]]."""
+    queue_job_s: float
+    """Integral of the number of waiting jobs over time."""
+    busy_gpu_s: float
+    """Integral of the number of occupied GPUs over time."""
+    useful_gpu_s: float
+    """GPU-seconds of work that was finished; less than `busy_gpu_s` where work was lost or repeated."""
+    span_s: float
+    """From the first submission to the last completion."""
+    gpus: int
+    """Of the cluster."""
+    passes: int
+    queue_max: int
+    """Most jobs that waited after a pass."""
+
+    @property
+    def mean_wait_s(self) -> float:
+        return float(self.wait_s.mean())
+
+    @property
+    def utilisation(self) -> float:
+        """Useful GPU-seconds of all there were."""
+        return self.useful_gpu_s / (self.gpus * self.span_s) if self.span_s > 0 else 0.0
+
+
+def workers_of(gpus: Ints, node_gpus: Sequence[int]) -> Ints:
+    """Nodes that each job needs. A "whole node" is the largest of the cluster (`loadgen.jobs.gang_of`)."""
+    whole = max(node_gpus)
+    return np.asarray(-(-gpus // whole), np.int64)
+
+
+def fits_cluster(gpus: Ints, node_gpus: Sequence[int]) -> Bools:
+    """Which jobs fit when nothing else runs; `simulate` refuses workloads with others."""
+    sizes = np.sort(np.asarray(node_gpus, np.int64))
+    whole = int(sizes[-1])
+    count = int((sizes == whole).sum())
+    smaller = int(sizes[-count - 1]) if count < len(sizes) else 0
+    spare = count - gpus // whole
+    return np.asarray((gpus <= whole) | (spare > 0) | ((spare == 0) & (gpus % whole <= smaller)), np.bool_)
+
+
+def static_scores(rule: Rule, jobs: Workload) -> Floats:
+    """[job] scores, higher first, of a rule that does not change with time; formulas and sources are at `Rule`."""
+    if rule is Rule.FCFS:
+        return -np.arange(len(jobs), dtype=np.float64)
+    if rule is Rule.LCFS:
+        return np.arange(len(jobs), dtype=np.float64)
+    n = jobs.gpus.astype(np.float64)
+    if rule is Rule.SMALLEST:
+        return -n
+    if rule is Rule.LARGEST:
+        return n
+    r = _estimates(rule.name.lower(), jobs)
+    if rule is Rule.SJF:
+        return -r
+    if rule is Rule.SAF:
+        return -r * n
+    r = np.maximum(r, LEAST_ESTIMATE_S)
+    log_s = np.log10(np.maximum(jobs.submit_s - jobs.submit_s[0], 1.0))
+    if rule is Rule.F1:
+        return -(np.log10(r) * n + 8.70e2 * log_s)
+    if rule is Rule.F2:
+        return -(np.sqrt(r) * n + 2.56e4 * log_s)
+    if rule is Rule.F3:
+        return -(r * n + 6.86e6 * log_s)
+    if rule is Rule.F4:
+        return -(r * np.sqrt(n) + 5.30e5 * log_s)
+    raise ValueError(f"{rule.name} changes with time")
+
+
+def wait_divisors(rule: Rule, jobs: Workload) -> Floats:
+    """[job] by what WFP3 and UNICEP divide the wait."""
+    r = np.maximum(_estimates(rule.name.lower(), jobs), LEAST_ESTIMATE_S)
+    return r * np.log2(jobs.gpus + 1.0) if rule is Rule.UNICEP else r
+
+
+def simulate(
+    jobs: Workload, node_gpus: Sequence[int], rule: Rule | Floats = Rule.FCFS, backfill: Backfill = Backfill.SKIP
+) -> Outcome:
+    """Run all jobs on nodes of `node_gpus` GPUs.
+
+    `rule` is one of the numbered ones, or an array of scores [job], higher first, ties by order of arrival. Raises
+    UserError when a job could never run, when estimates are needed and missing, and where numba is not installed;
+    ValueError for arrays that do not match.
+    """
+    kernel = _kernel()
+    _refuse_what_cannot_run(jobs, node_gpus)
+    if backfill is Backfill.EASY:
+        _estimates("EASY backfilling", jobs)
+    nothing = np.zeros(len(jobs))
+    if isinstance(rule, Rule) and rule.by_time:
+        number = kernel.BY_WFP3 if rule is Rule.WFP3 else kernel.BY_UNICEP
+        order, divisor = np.arange(len(jobs)), wait_divisors(rule, jobs)
+    else:
+        number, divisor = kernel.BY_RANK, nothing
+        order = _order(static_scores(rule, jobs) if isinstance(rule, Rule) else rule, len(jobs))
+    start, finish, placed_at, placed, sums = kernel.run(
+        _floats(jobs.submit_s),
+        _floats(jobs.duration_s),
+        _ints(jobs.gpus),
+        nothing if jobs.estimate_s is None else _floats(jobs.estimate_s),
+        divisor,
+        _ints(node_gpus),
+        order,
+        number,
+        int(backfill),
+    )
+    return Outcome(
+        start_s=start,
+        finish_s=finish,
+        wait_s=start - jobs.submit_s,
+        preemptions=np.zeros(len(jobs), np.int64),
+        placed_at=placed_at,
+        placed=placed,
+        queue_job_s=float(sums[0]),
+        busy_gpu_s=float(sums[1]),
+        useful_gpu_s=float((jobs.duration_s * jobs.gpus).sum()),
+        span_s=float(finish.max() - jobs.submit_s[0]),
+        gpus=sum(node_gpus),
+        passes=int(sums[2]),
+        queue_max=int(sums[3]),
+    )
+
+
+def _kernel() -> ModuleType:
+    try:
+        from . import fast_kernel
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            raise
+        raise UserError("the fast simulation needs numba: pip install 'streamsched[fast]'") from None
+    return fast_kernel
+
+
+def _refuse_what_cannot_run(jobs: Workload, node_gpus: Sequence[int]) -> None:
+    if not len(node_gpus) or min(node_gpus) < 1:
+        raise UserError("a cluster needs at least one node, and each at least one GPU")
+    fits = fits_cluster(jobs.gpus, node_gpus)
+    if not fits.all():
+        first = int(np.argmin(fits))
+        raise UserError(
+            f"{int((~fits).sum())} of {len(jobs)} jobs can never run on these nodes, the first is number {first} with"
+            f" {int(jobs.gpus[first])} GPUs; leave them out (fits_cluster)"
+        )
+
+
+def _estimates(who: str, jobs: Workload) -> Floats:
+    if jobs.estimate_s is None:
+        raise UserError(f"{who} needs estimates of run times, and this workload has none (estimates: user, true or noisy)")
+    return jobs.estimate_s
+
+
+def _order(scores: Floats, total: int) -> Ints:
+    """Jobs by score, higher first, ties by arrival."""
+    if scores.shape != (total,) or np.isnan(scores).any():
+        raise ValueError(f"scores: {total} numbers expected, not {scores.shape} or NaN")
+    return np.argsort(-scores, kind="stable").astype(np.int64)
+
+
+def _floats(values: Floats) -> Floats:
+    return np.ascontiguousarray(values, np.float64)
+
+
+def _ints(values: Ints | Sequence[int]) -> Ints:
+    return np.ascontiguousarray(values, np.int64)

@@ -1,0 +1,672 @@
+"""The compiled event loop (numba). `fast.py` is its front; nothing else imports this module.
+
+Theory of operation
+-------------------
+A job's room depends on its number of GPUs alone, and what fits only shrinks within a pass. So the queue is held as
+*lanes*, one for each number of GPUs asked for, each in the order of the rule:
+
+- Room is monotone: where g GPUs fit, so do fewer (a gang of whole nodes and a remainder included). A pass with skipping
+  therefore ends the lanes from the first that does not fit upwards, and never looks at a second job of such a lane.
+- The order of a static rule is known before the run: each job has a rank. A lane is a segment tree over its jobs by
+  rank that holds the least estimate among the waiting ones; the first waiting job behind a rank, or the first that is
+  short enough for EASY, is found in O(log jobs). Thus the cost of a pass hardly depends on the length of the queue.
+- Rules that change with time (WFP3, UNICEP) have no such order: they are evaluated for the whole queue once for each
+  job started, and with EASY the queue is sorted once for each pass that has a blocked job and any free room. These cost
+  O(queue) per started job.
+
+All functions are in this file on purpose: numba's cache of compiled code notices changes of the file of the entry
+function only.
+
+Units: seconds and GPUs; jobs and nodes are numbers from 0. Nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, ParamSpec, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+BACKFILL_NONE: Final = 0
+BACKFILL_SKIP: Final = 1
+BACKFILL_EASY: Final = 2
+
+BY_RANK: Final = 0
+BY_WFP3: Final = 1
+BY_UNICEP: Final = 2
+
+OVERDUE_S: Final = 1e-3
+"""No running job is taken to end sooner than this after now, however long ago it should have ended."""
+
+_ANY: Final = float(np.finfo(np.float64).max)
+"""Later than any end, and still less than the infinity that marks an absent job."""
+_NO_RANK: Final = int(np.iinfo(np.int64).max)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compiled into the entry function, on which the cache is."""
+    return cast("Callable[_P, _R]", njit(nogil=True)(function))
+
+
+def _entry(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compiled and kept on disk (beside this file, else in the user's cache); only compiled where nothing is writable."""
+    try:
+        return cast("Callable[_P, _R]", njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # "no locator available": numba found no folder that it may write to
+        return _compiled(function)
+
+
+# ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Nodes(NamedTuple):
+    free: Ints
+    """[node] free GPUs."""
+    count: Ints
+    """[g] nodes with exactly g free GPUs; the last g is the size of the largest node, which is a "whole node"."""
+
+
+@_compiled
+def _nodes(sizes: Ints) -> Nodes:
+    nodes = Nodes(sizes.copy(), np.zeros(sizes.max() + 1, np.int64))
+    for size in sizes:
+        nodes.count[size] += 1
+    return nodes
+
+
+@_compiled
+def _copy_nodes(source: Nodes, target: Nodes) -> None:
+    target.free[:] = source.free
+    target.count[:] = source.count
+
+
+@_compiled
+def _change(nodes: Nodes, node: int, gpus: int) -> None:
+    """`gpus` more are free on `node` (fewer where negative)."""
+    free = nodes.free[node]
+    nodes.count[free] -= 1
+    nodes.count[free + gpus] += 1
+    nodes.free[node] = free + gpus
+
+
+@_compiled
+def _free(nodes: Nodes) -> int:
+    free = 0
+    for gpus in range(1, nodes.count.shape[0]):
+        free += gpus * nodes.count[gpus]
+    return free
+
+
+@_compiled
+def _level(nodes: Nodes, gpus: int) -> int:
+    """The fewest free GPUs, at least `gpus`, that some node has; -1 if none has."""
+    for level in range(gpus, nodes.count.shape[0]):
+        if nodes.count[level] > 0:
+            return level
+    return -1
+
+
+@_compiled
+def _fits(nodes: Nodes, gpus: int) -> bool:
+    whole = nodes.count.shape[0] - 1
+    if gpus <= whole:
+        return _level(nodes, gpus) >= 0
+    spare = nodes.count[whole] - gpus // whole
+    if spare != 0 or gpus % whole == 0:
+        return bool(spare >= 0)
+    level = _level(nodes, gpus % whole)
+    return 0 <= level < whole
+
+
+@_compiled
+def _take(nodes: Nodes, gpus: int, placed: Ints, at: int) -> None:
+    """Place a job that fits, worker by worker, and write its nodes to `placed[at:]`.
+
+    Whole nodes first, the lowest numbers; the remainder by best fit. The nodes taken whole have nothing free any more,
+    so the remainder goes to another.
+    """
+    whole = nodes.count.shape[0] - 1
+    node = -1
+    while gpus > 0:
+        worker = min(gpus, whole)
+        level = _level(nodes, worker)
+        node = node + 1 if worker == whole else 0
+        while nodes.free[node] != level:
+            node += 1
+        _change(nodes, node, -worker)
+        placed[at] = node
+        at += 1
+        gpus -= worker
+
+
+@_compiled
+def _shift(nodes: Nodes, gpus: int, placed: Ints, at: int, sign: int) -> None:
+    """Free (`sign` 1) or occupy (-1) the nodes of a placed job."""
+    whole = nodes.count.shape[0] - 1
+    while gpus > 0:
+        worker = min(gpus, whole)
+        _change(nodes, placed[at], sign * worker)
+        at += 1
+        gpus -= worker
+
+
+@_compiled
+def _placed_at(gpus: Ints, whole: int) -> Ints:
+    """[job + 1] where the nodes of a job begin in the list of all placements."""
+    begin = np.zeros(gpus.shape[0] + 1, np.int64)
+    for job in range(gpus.shape[0]):
+        begin[job + 1] = begin[job] + (gpus[job] + whole - 1) // whole
+    return begin
+
+
+# ── running jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Running(NamedTuple):
+    length: Ints
+    """[1]"""
+    end: Floats
+    """Binary heap of completions: equal moments in any order, since all of a moment happen before its pass."""
+    job: Ints
+    """[place in the heap]"""
+    due: Floats
+    """Estimated ends, ascending (EASY only)."""
+    due_job: Ints
+
+
+@_compiled
+def _running(capacity: int) -> Running:
+    return Running(
+        np.zeros(1, np.int64),
+        np.empty(capacity),
+        np.empty(capacity, np.int64),
+        np.empty(capacity),
+        np.empty(capacity, np.int64),
+    )
+
+
+@_compiled
+def _push_end(running: Running, end: float, job: int) -> None:
+    place = running.length[0]
+    running.length[0] += 1
+    while place > 0:
+        parent = (place - 1) >> 1
+        if running.end[parent] <= end:
+            break
+        running.end[place] = running.end[parent]
+        running.job[place] = running.job[parent]
+        place = parent
+    running.end[place] = end
+    running.job[place] = job
+
+
+@_compiled
+def _pop_end(running: Running) -> int:
+    """The job that ends first."""
+    first = running.job[0]
+    running.length[0] -= 1
+    length = running.length[0]
+    end, job = running.end[length], running.job[length]
+    place = 0
+    while True:
+        child = 2 * place + 1
+        if child >= length:
+            break
+        if child + 1 < length and running.end[child + 1] < running.end[child]:
+            child += 1
+        if end <= running.end[child]:
+            break
+        running.end[place] = running.end[child]
+        running.job[place] = running.job[child]
+        place = child
+    running.end[place] = end
+    running.job[place] = job
+    return int(first)
+
+
+@_compiled
+def _insert_due(running: Running, due: float, job: int) -> None:
+    """Called after `_push_end`: `length` counts the new job."""
+    place = running.length[0] - 1
+    while place > 0 and running.due[place - 1] > due:
+        running.due[place] = running.due[place - 1]
+        running.due_job[place] = running.due_job[place - 1]
+        place -= 1
+    running.due[place] = due
+    running.due_job[place] = job
+
+
+@_compiled
+def _remove_due(running: Running, due: float, job: int) -> None:
+    """Called after `_pop_end`: `length` leaves the job out."""
+    place = np.searchsorted(running.due[: running.length[0] + 1], due)
+    while running.due_job[place] != job:
+        place += 1
+    for later in range(place, running.length[0]):
+        running.due[later] = running.due[later + 1]
+        running.due_job[later] = running.due_job[later + 1]
+
+
+# ── the queue ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Lanes(NamedTuple):
+    size: Ints
+    """[lane] GPUs, ascending."""
+    of: Ints
+    """[job] its lane."""
+    waiting: Ints
+    """[lane] jobs that wait."""
+    begin: Ints
+    """[lane + 1] where the lane begins in `jobs`."""
+    jobs: Ints
+    """All jobs (also those yet to come) by lane, then rank."""
+    place: Ints
+    """[job] its place in its lane."""
+    rank: Ints
+    """[job] its place in the order of a static rule."""
+    width: Ints
+    """[lane] leaves of its tree, a power of two."""
+    root: Ints
+    """[lane] the lane's tree is tree[root + 1 :], its leaves tree[root + width :]."""
+    tree: Floats
+    """Least estimate of the waiting jobs below; infinite where none waits."""
+    first: Ints
+    """[lane] least rank of its waiting jobs, `_NO_RANK` if none waits (rules by rank only)."""
+
+
+@_compiled
+def _lanes(gpus: Ints, order: Ints) -> Lanes:
+    """`order`: all jobs in the order of a static rule."""
+    total = gpus.shape[0]
+    per_size = np.zeros(gpus.max() + 1, np.int64)
+    for job in range(total):
+        per_size[gpus[job]] += 1
+    size = np.flatnonzero(per_size).astype(np.int64)
+    lane_of_size = np.zeros(per_size.shape[0], np.int64)
+    begin = np.zeros(size.shape[0] + 1, np.int64)
+    width = np.ones(size.shape[0], np.int64)
+    root = np.zeros(size.shape[0], np.int64)
+    leaves = 0
+    for lane in range(size.shape[0]):
+        lane_of_size[size[lane]] = lane
+        begin[lane + 1] = begin[lane] + per_size[size[lane]]
+        while width[lane] < per_size[size[lane]]:
+            width[lane] *= 2
+        root[lane] = leaves
+        leaves += 2 * width[lane]
+    of = np.empty(total, np.int64)
+    place = np.empty(total, np.int64)
+    rank = np.empty(total, np.int64)
+    jobs = np.empty(total, np.int64)
+    taken = np.zeros(size.shape[0], np.int64)
+    for r in range(total):
+        job = order[r]
+        lane = lane_of_size[gpus[job]]
+        of[job], rank[job], place[job] = lane, r, taken[lane]
+        jobs[begin[lane] + taken[lane]] = job
+        taken[lane] += 1
+    waiting = np.zeros(size.shape[0], np.int64)
+    first = np.full(size.shape[0], _NO_RANK, np.int64)
+    return Lanes(size, of, waiting, begin, jobs, place, rank, width, root, np.full(leaves, np.inf), first)
+
+
+@_compiled
+def _set_leaf(lanes: Lanes, job: int, value: float) -> None:
+    lane = lanes.of[job]
+    root = lanes.root[lane]
+    i = lanes.width[lane] + lanes.place[job]
+    lanes.tree[root + i] = value
+    i >>= 1
+    while i > 0:
+        least = min(lanes.tree[root + 2 * i], lanes.tree[root + 2 * i + 1])
+        if lanes.tree[root + i] == least:
+            break
+        lanes.tree[root + i] = least
+        i >>= 1
+
+
+@_compiled
+def _find(lanes: Lanes, lane: int, place: int, now: float, latest: float) -> int:
+    """The first waiting job of the lane from `place` on with now + estimate <= latest; -1 if there is none."""
+    root, width = lanes.root[lane], lanes.width[lane]
+    if place >= width:
+        return -1
+    i = width + place
+    while now + lanes.tree[root + i] > latest:
+        while i & 1:  # a right child, or the root: what lies behind is behind its parent
+            i >>= 1
+        if i == 0:
+            return -1
+        i += 1
+    while i < width:
+        i *= 2
+        if now + lanes.tree[root + i] > latest:
+            i += 1
+    return int(lanes.jobs[lanes.begin[lane] + i - width])
+
+
+@_compiled
+def _place_behind(lanes: Lanes, lane: int, rank: int) -> int:
+    """Place in the lane of the first job, waiting or not, of a larger rank."""
+    low, high = lanes.begin[lane], lanes.begin[lane + 1]
+    while low < high:
+        middle = (low + high) >> 1
+        if lanes.rank[lanes.jobs[middle]] > rank:
+            high = middle
+        else:
+            low = middle + 1
+    return int(low - lanes.begin[lane])
+
+
+@_compiled
+def _enqueue(lanes: Lanes, job: int, estimate: float) -> None:
+    lane = lanes.of[job]
+    lanes.waiting[lane] += 1
+    _set_leaf(lanes, job, estimate)
+    lanes.first[lane] = min(lanes.first[lane], lanes.rank[job])
+
+
+@_compiled
+def _dequeue(lanes: Lanes, job: int) -> None:
+    lane = lanes.of[job]
+    lanes.waiting[lane] -= 1
+    _set_leaf(lanes, job, np.inf)
+    if lanes.first[lane] == lanes.rank[job]:
+        following = _find(lanes, lane, lanes.place[job] + 1, 0.0, _ANY) if lanes.waiting[lane] > 0 else -1
+        lanes.first[lane] = lanes.rank[following] if following >= 0 else _NO_RANK
+
+
+@_compiled
+def _lanes_that_fit(lanes: Lanes, nodes: Nodes) -> int:
+    """All waiting jobs of the lanes below fit, and no other waiting job does."""
+    lane = 0
+    while lane < lanes.size.shape[0] and (lanes.waiting[lane] == 0 or _fits(nodes, lanes.size[lane])):
+        lane += 1
+    return lane
+
+
+# ── passes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class World(NamedTuple):
+    duration: Floats
+    submit: Floats
+    gpus: Ints
+    estimate: Floats
+    """Zeros where there are none."""
+    divisor: Floats
+    """By what UNICEP and WFP3 divide the wait."""
+    nodes: Nodes
+    later: Nodes
+    """Scratch: the nodes at the shadow time."""
+    running: Running
+    lanes: Lanes
+    order: Ints
+    """All jobs in the order of the rule by rank."""
+    queue: Ints
+    """Waiting jobs in order of arrival (rules that change with time only)."""
+    queued: Ints
+    """[1] how many wait."""
+    start: Floats
+    placed_at: Ints
+    placed: Ints
+    """The nodes of job j, worker by worker: placed[placed_at[j] : placed_at[j + 1]]."""
+
+
+@_compiled
+def _start(world: World, job: int, now: float, backfill: int) -> None:
+    _take(world.nodes, world.gpus[job], world.placed, world.placed_at[job])
+    world.start[job] = now
+    _push_end(world.running, now + world.duration[job], job)
+    if backfill == BACKFILL_EASY:
+        _insert_due(world.running, now + world.estimate[job], job)
+    world.queued[0] -= 1
+
+
+@_compiled
+def _complete(world: World, backfill: int) -> int:
+    job = _pop_end(world.running)
+    if backfill == BACKFILL_EASY:
+        _remove_due(world.running, world.start[job] + world.estimate[job], job)
+    _shift(world.nodes, world.gpus[job], world.placed, world.placed_at[job], 1)
+    return job
+
+
+@_compiled
+def _first_rank(lanes: Lanes, end: int) -> int:
+    """The least rank that waits in the lanes below `end`."""
+    best = _NO_RANK
+    for lane in range(end):
+        best = min(best, lanes.first[lane])
+    return best
+
+
+@_compiled
+def _pass_by_rank(world: World, now: float, backfill: int) -> None:
+    lanes = world.lanes
+    fitting = _lanes_that_fit(lanes, world.nodes)
+    while fitting > 0:
+        rank = _first_rank(lanes, fitting if backfill == BACKFILL_SKIP else lanes.size.shape[0])
+        if rank == _NO_RANK:
+            return
+        job = world.order[rank]
+        if lanes.of[job] >= fitting:  # never with skipping
+            if backfill == BACKFILL_EASY:
+                _backfill_by_rank(world, job, now)
+            return
+        _start(world, job, now, backfill)
+        _dequeue(lanes, job)
+        fitting = _lanes_that_fit(lanes, world.nodes)
+
+
+@_compiled
+def _shadow(world: World, blocked: int, now: float) -> float:
+    """When the blocked job would fit if estimates were true; `world.later` becomes the nodes of that moment."""
+    running, later = world.running, world.later
+    _copy_nodes(world.nodes, later)
+    shadow = now
+    for place in range(running.length[0]):
+        due = max(running.due[place], now + OVERDUE_S)
+        if due > shadow:  # all that end at one moment are released before one looks
+            if _fits(later, world.gpus[blocked]):
+                break
+            shadow = due
+        job = running.due_job[place]
+        _shift(later, world.gpus[job], world.placed, world.placed_at[job], 1)
+    return shadow
+
+
+@_compiled
+def _leaves_room(world: World, gpus: int, blocked: int, scratch: Ints) -> bool:
+    """Whether the blocked job still fits at the shadow time if a job of `gpus`, placed now, runs on by then."""
+    _take(world.nodes, gpus, scratch, 0)
+    _shift(world.nodes, gpus, scratch, 0, 1)
+    _shift(world.later, gpus, scratch, 0, -1)
+    fits = _fits(world.later, world.gpus[blocked])
+    _shift(world.later, gpus, scratch, 0, 1)
+    return fits
+
+
+@_compiled
+def _start_backfilled(world: World, job: int, now: float, shadow: float) -> None:
+    _start(world, job, now, BACKFILL_EASY)
+    if now + world.estimate[job] > shadow:
+        _shift(world.later, world.gpus[job], world.placed, world.placed_at[job], -1)
+
+
+@_compiled
+def _backfill_by_rank(world: World, blocked: int, now: float) -> None:
+    lanes = world.lanes
+    shadow = _shadow(world, blocked, now)
+    scratch = np.empty(world.nodes.free.shape[0], np.int64)
+    rank = lanes.rank[blocked]
+    while rank != _NO_RANK:
+        behind, rank = rank, _NO_RANK
+        for lane in range(_lanes_that_fit(lanes, world.nodes)):
+            if lanes.waiting[lane] > 0:
+                latest = _ANY if _leaves_room(world, lanes.size[lane], blocked, scratch) else shadow
+                job = _find(lanes, lane, _place_behind(lanes, lane, behind), now, latest)
+                if job >= 0:
+                    rank = min(rank, lanes.rank[job])
+        if rank != _NO_RANK:
+            _start_backfilled(world, world.order[rank], now, shadow)
+            _dequeue(lanes, world.order[rank])
+
+
+# ── rules that change with time ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@_compiled
+def _score(world: World, rule: int, job: int, now: float) -> float:
+    """Higher first. See `fast.Rule` for the sources."""
+    ratio = (now - world.submit[job]) / world.divisor[job]
+    if rule == BY_WFP3:
+        return float(ratio * ratio * ratio * world.gpus[job])
+    return float(ratio)
+
+
+@_compiled
+def _best(world: World, rule: int, now: float, lanes_end: int) -> int:
+    """Place in the queue of the job of the highest score, the first to arrive of equals; -1 if there is none."""
+    best, highest = -1, -np.inf
+    for place in range(world.queued[0]):
+        job = world.queue[place]
+        if world.lanes.of[job] < lanes_end:
+            score = _score(world, rule, job, now)
+            if score > highest:
+                best, highest = place, score
+    return best
+
+
+@_compiled
+def _start_from_queue(world: World, place: int, now: float, backfill: int) -> None:
+    job = world.queue[place]
+    world.lanes.waiting[world.lanes.of[job]] -= 1
+    _start(world, job, now, backfill)
+    for behind in range(place, world.queued[0]):
+        world.queue[behind] = world.queue[behind + 1]
+
+
+@_compiled
+def _pass_by_time(world: World, rule: int, now: float, backfill: int) -> None:
+    lanes = world.lanes
+    fitting = _lanes_that_fit(lanes, world.nodes)
+    while fitting > 0 and world.queued[0] > 0:
+        place = _best(world, rule, now, fitting if backfill == BACKFILL_SKIP else lanes.size.shape[0])
+        if place < 0:
+            return
+        if lanes.of[world.queue[place]] >= fitting:
+            if backfill == BACKFILL_EASY:
+                _backfill_by_time(world, rule, place, now)
+            return
+        _start_from_queue(world, place, now, backfill)
+        fitting = _lanes_that_fit(lanes, world.nodes)
+
+
+@_compiled
+def _backfill_by_time(world: World, rule: int, place: int, now: float) -> None:
+    blocked, length = world.queue[place], world.queued[0]
+    shadow = _shadow(world, blocked, now)
+    scratch = np.empty(world.nodes.free.shape[0], np.int64)
+    scores = np.empty(length)
+    for i in range(length):
+        scores[i] = -_score(world, rule, world.queue[i], now)
+    started = np.zeros(length, np.bool_)
+    for i in np.argsort(scores, kind="mergesort"):  # stable: ties stay in order of arrival
+        job = world.queue[i]
+        if job == blocked or not _fits(world.nodes, world.gpus[job]):
+            continue
+        if now + world.estimate[job] <= shadow or _leaves_room(world, world.gpus[job], blocked, scratch):
+            _start_backfilled(world, job, now, shadow)
+            world.lanes.waiting[world.lanes.of[job]] -= 1
+            started[i] = True
+    kept = 0
+    for i in range(length):
+        if not started[i]:
+            world.queue[kept] = world.queue[i]
+            kept += 1
+
+
+# ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_compiled
+def _arrive(world: World, rule: int, job: int) -> None:
+    if rule == BY_RANK:
+        _enqueue(world.lanes, job, world.estimate[job])
+    else:
+        world.lanes.waiting[world.lanes.of[job]] += 1
+        world.queue[world.queued[0]] = job
+    world.queued[0] += 1
+
+
+@_entry
+def run(
+    submit: Floats,
+    duration: Floats,
+    gpus: Ints,
+    estimate: Floats,
+    divisor: Floats,
+    node_gpus: Ints,
+    order: Ints,
+    rule: int,
+    backfill: int,
+) -> tuple[Floats, Floats, Ints, Ints, Floats]:
+    """Every job from arrival to completion.
+
+    Jobs are by (submit, seq); each fits the empty cluster. Returns starts [job], finishes [job], `placed_at` and
+    `placed` (see `World`), and [integral of the queue's length, integral of the busy GPUs, passes, longest queue].
+    """
+    total, whole, capacity = submit.shape[0], node_gpus.max(), node_gpus.sum()
+    placed_at = _placed_at(gpus, whole)
+    world = World(
+        duration,
+        submit,
+        gpus,
+        estimate,
+        divisor,
+        _nodes(node_gpus),
+        _nodes(node_gpus),
+        _running(min(total, capacity) + 1),
+        _lanes(gpus, order),
+        order,
+        np.empty(total + 1, np.int64),
+        np.zeros(1, np.int64),
+        np.empty(total),
+        placed_at,
+        np.empty(placed_at[total], np.int64),
+    )
+    finish = np.empty(total)
+    sums = np.zeros(4)
+    arrived, busy, now = 0, 0, submit[0]
+    while arrived < total or world.running.length[0] > 0:
+        moment = submit[arrived] if arrived < total else np.inf
+        if world.running.length[0] > 0:
+            moment = min(moment, world.running.end[0])
+        sums[0] += world.queued[0] * (moment - now)
+        sums[1] += busy * (moment - now)
+        now = moment
+        while world.running.length[0] > 0 and world.running.end[0] <= now:
+            job = _complete(world, backfill)
+            finish[job] = now
+        while arrived < total and submit[arrived] <= now:
+            _arrive(world, rule, arrived)
+            arrived += 1
+        if world.queued[0] > 0:
+            if rule == BY_RANK:
+                _pass_by_rank(world, now, backfill)
+            else:
+                _pass_by_time(world, rule, now, backfill)
+            sums[2] += 1
+            sums[3] = max(sums[3], world.queued[0])
+        busy = capacity - _free(world.nodes)
+    return world.start, finish, placed_at, world.placed, sums
