@@ -53,7 +53,7 @@ _R = TypeVar("_R")
 
 def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compiled into the entry function, on which the cache is."""
-    return cast("Callable[_P, _R]", njit(nogil=True)(function))
+    return cast("Callable[_P, _R]", njit(nogil=True, forceinline=True)(function))
 
 
 def _entry(function: Callable[_P, _R]) -> Callable[_P, _R]:

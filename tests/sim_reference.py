@@ -1,0 +1,177 @@
+"""Simulated scheduling in plain Python, as slow and as plain as can be: what `streamsched.sim.fast` must agree with.
+
+At one moment all completions, then all arrivals, then one pass; at each pass the whole queue is sorted. Nothing here is
+taken from the package but the names of the modes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Placement = list[tuple[int, int]]
+"""(node, GPUs) of each worker."""
+
+OVERDUE_S = 0.001
+
+
+@dataclass(eq=False)
+class Job:
+    seq: int
+    submit: float
+    duration: float
+    gpus: int
+    estimate: float = 0.0
+    start: float = math.nan
+    placement: Placement = field(default_factory=list)
+
+    @property
+    def end(self) -> float:
+        return self.start + self.duration
+
+
+Score = Callable[[Job, float], float]
+"""(job, now) -> higher first."""
+
+
+def r_of(job: Job) -> float:
+    return max(job.estimate, 1.0)
+
+
+def log_s_of(job: Job) -> float:
+    """With the first job submitted at 0."""
+    return float(np.log10(max(job.submit, 1.0)))
+
+
+def unicep(job: Job, now: float) -> float:
+    return (now - job.submit) / (r_of(job) * float(np.log2(job.gpus + 1.0)))
+
+
+def wfp3(job: Job, now: float) -> float:
+    ratio = (now - job.submit) / r_of(job)
+    return ratio * ratio * ratio * job.gpus
+
+
+SCORES: dict[str, Score] = {
+    "fcfs": lambda job, now: -job.seq,
+    "lcfs": lambda job, now: job.seq,
+    "sjf": lambda job, now: -job.estimate,
+    "saf": lambda job, now: -job.estimate * job.gpus,
+    "smallest": lambda job, now: -job.gpus,
+    "largest": lambda job, now: job.gpus,
+    "wfp3": wfp3,
+    "unicep": unicep,
+    "f1": lambda job, now: -(float(np.log10(r_of(job))) * job.gpus + 870 * log_s_of(job)),
+    "f2": lambda job, now: -(math.sqrt(r_of(job)) * job.gpus + 25_600 * log_s_of(job)),
+    "f3": lambda job, now: -(r_of(job) * job.gpus + 6_860_000 * log_s_of(job)),
+    "f4": lambda job, now: -(r_of(job) * math.sqrt(job.gpus) + 530_000 * log_s_of(job)),
+}
+
+
+def place(free: Sequence[int], gpus: int, whole: int) -> Placement | None:
+    """Best fit; a job larger than the largest node takes whole ones, the rest goes to one more."""
+    workers = [gpus] if gpus <= whole else [whole] * (gpus // whole) + [gpus % whole] * (gpus % whole > 0)
+    taken: Placement = []
+    for worker in workers:
+        others = [node for node in range(len(free)) if free[node] >= worker and node not in {n for n, _ in taken}]
+        if not others:
+            return None
+        taken.append((min(others, key=lambda node: (free[node], node)), worker))
+    return taken
+
+
+class Cluster:
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self.free = list(nodes)
+        self.whole = max(nodes)
+        self.running: list[Job] = []
+
+    def start(self, job: Job, now: float) -> None:
+        found = place(self.free, job.gpus, self.whole)
+        assert found is not None
+        job.start, job.placement = now, found
+        for node, gpus in found:
+            self.free[node] -= gpus
+        self.running.append(job)
+
+    def complete(self, job: Job) -> None:
+        for node, gpus in job.placement:
+            self.free[node] += gpus
+        self.running.remove(job)
+
+    def fits(self, job: Job) -> bool:
+        return place(self.free, job.gpus, self.whole) is not None
+
+
+def simulate(
+    jobs: list[Job],
+    nodes: Sequence[int],
+    score: Score,
+    backfill: str,
+    after_pass: Callable[[Cluster, list[Job]], None] = lambda cluster, queue: None,
+) -> list[float]:
+    """Starts by job."""
+    cluster, queue, coming = Cluster(nodes), [], list(jobs)
+    while coming or cluster.running:
+        now = min([job.submit for job in coming[:1]] + [job.end for job in cluster.running])
+        for job in [job for job in cluster.running if job.end == now]:
+            cluster.complete(job)
+        while coming and coming[0].submit == now:
+            queue.append(coming.pop(0))
+        queue.sort(key=lambda job: (-score(job, now), job.seq))  # noqa: B023 (used at once)
+        scheduling_pass(cluster, queue, backfill, now)
+        queue = [job for job in queue if math.isnan(job.start)]
+        after_pass(cluster, queue)
+    assert not queue
+    return [job.start for job in jobs]
+
+
+def scheduling_pass(cluster: Cluster, ordered: list[Job], backfill: str, now: float) -> None:
+    for index, job in enumerate(ordered):
+        if cluster.fits(job):
+            cluster.start(job, now)
+        elif backfill == "none":
+            return
+        elif backfill == "easy":
+            easy(cluster, job, ordered[index + 1 :], now)
+            return
+
+
+def estimated_end(job: Job, now: float) -> float:
+    return max(job.start + job.estimate, now + OVERDUE_S)
+
+
+def easy(cluster: Cluster, blocked: Job, behind: list[Job], now: float) -> None:
+    shadow = shadow_time(cluster, blocked, now)
+    for job in behind:
+        if not cluster.fits(job):
+            continue
+        if now + job.estimate <= shadow or fits_at(cluster, blocked, shadow, job, now):
+            cluster.start(job, now)
+
+
+def shadow_time(cluster: Cluster, blocked: Job, now: float) -> float:
+    free = list(cluster.free)
+    for job in sorted(cluster.running, key=lambda job: (estimated_end(job, now), job.seq)):
+        for node, gpus in job.placement:
+            free[node] += gpus
+        if place(free, blocked.gpus, cluster.whole) is not None:
+            return estimated_end(job, now)
+    raise AssertionError(f"{blocked} does not fit the empty cluster")
+
+
+def fits_at(cluster: Cluster, blocked: Job, shadow: float, job: Job, now: float) -> bool:
+    """Whether `blocked` fits at the shadow time if `job` is placed now and still runs by then."""
+    placed = place(cluster.free, job.gpus, cluster.whole)
+    assert placed is not None
+    free = list(cluster.free)
+    for node, gpus in placed:
+        free[node] -= gpus
+    for other in cluster.running:
+        if estimated_end(other, now) <= shadow:
+            for node, gpus in other.placement:
+                free[node] += gpus
+    return place(free, blocked.gpus, cluster.whole) is not None
