@@ -121,7 +121,8 @@ def simulate(
             cluster.complete(job)
         while coming and coming[0].submit == now:
             queue.append(coming.pop(0))
-        queue.sort(key=lambda job: (-score(job, now), job.seq))  # noqa: B023 (used at once)
+        scores = {job: score(job, now) for job in queue}
+        queue.sort(key=lambda job: (-scores[job], job.seq))
         scheduling_pass(cluster, queue, backfill, now)
         queue = [job for job in queue if math.isnan(job.start)]
         after_pass(cluster, queue)

@@ -1,7 +1,7 @@
 """Simulated scheduling at a million jobs per second, for the search of policies: arrays in, arrays out.
 
-No core, no events, no tenants: one cluster, jobs that run to their end, rules that are a number per job. What happens at
-one moment, what "fits", best fit and the modes of backfilling are as in the simulator over the core, and
+No core, no events, no tenants: one cluster, jobs that run to their end, rules that are a number per job. What happens
+at one moment, what "fits", best fit and the modes of backfilling are as in the simulator over the core, and
 `tests/sim_reference.py` states them in plain Python. The loop itself is in `fast_kernel.py`.
 
 `numba` is in the extra `fast`. The first call compiles for some seconds; the result is kept on disk where that is
@@ -223,17 +223,21 @@ def static_scores(rule: Rule, jobs: Workload) -> Floats:
         return -r
     if rule is Rule.SAF:
         return -r * n
-    r = np.maximum(r, LEAST_ESTIMATE_S)
-    log_s = np.log10(np.maximum(jobs.submit_s - jobs.submit_s[0], 1.0))
-    if rule is Rule.F1:
-        return -(np.log10(r) * n + 8.70e2 * log_s)
-    if rule is Rule.F2:
-        return -(np.sqrt(r) * n + 2.56e4 * log_s)
-    if rule is Rule.F3:
-        return -(r * n + 6.86e6 * log_s)
-    if rule is Rule.F4:
-        return -(r * np.sqrt(n) + 5.30e5 * log_s)
-    raise ValueError(f"{rule.name} changes with time")
+    return -_carastan_santos(rule, np.maximum(r, LEAST_ESTIMATE_S), n, jobs.submit_s - jobs.submit_s[0])
+
+
+def _carastan_santos(rule: Rule, r: Floats, n: Floats, s: Floats) -> Floats:
+    """Table 3 of the paper named at `Rule.F1`, lower first."""
+    log_s: Floats = np.log10(np.maximum(s, 1.0))
+    by_rule: dict[Rule, Callable[[], Floats]] = {
+        Rule.F1: lambda: np.log10(r) * n + 8.70e2 * log_s,
+        Rule.F2: lambda: np.sqrt(r) * n + 2.56e4 * log_s,
+        Rule.F3: lambda: r * n + 6.86e6 * log_s,
+        Rule.F4: lambda: r * np.sqrt(n) + 5.30e5 * log_s,
+    }
+    if rule not in by_rule:
+        raise ValueError(f"{rule.name} changes with time")
+    return by_rule[rule]()
 
 
 def wait_divisors(rule: Rule, jobs: Workload) -> Floats:
@@ -314,7 +318,9 @@ def _refuse_what_cannot_run(jobs: Workload, node_gpus: Sequence[int]) -> None:
 
 def _estimates(who: str, jobs: Workload) -> Floats:
     if jobs.estimate_s is None:
-        raise UserError(f"{who} needs estimates of run times, and this workload has none (estimates: user, true or noisy)")
+        raise UserError(
+            f"{who} needs estimates of run times, and this workload has none (estimates: user, true or noisy)"
+        )
     return jobs.estimate_s
 
 

@@ -52,12 +52,18 @@ _R = TypeVar("_R")
 
 
 def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compiled into the entry function, on which the cache is."""
+    """Compiled with the entry function, on which the cache is."""
+    return cast("Callable[_P, _R]", njit(nogil=True)(function))
+
+
+def _inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """As `_compiled`, and inlined wherever it is called: LLVM then drops most of the reference counting of arrays,
+    which would cost half as much again as the work itself."""
     return cast("Callable[_P, _R]", njit(nogil=True, forceinline=True)(function))
 
 
 def _entry(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compiled and kept on disk (beside this file, else in the user's cache); only compiled where nothing is writable."""
+    """Compiled and kept on disk, beside this file or in the user's cache; only compiled where nothing is writable."""
     try:
         return cast("Callable[_P, _R]", njit(nogil=True, cache=True)(function))
     except RuntimeError:  # "no locator available": numba found no folder that it may write to
@@ -70,7 +76,7 @@ def _entry(function: Callable[_P, _R]) -> Callable[_P, _R]:
 class Nodes(NamedTuple):
     free: Ints
     """[node] free GPUs."""
-    count: Ints
+    having: Ints
     """[g] nodes with exactly g free GPUs; the last g is the size of the largest node, which is a "whole node"."""
 
 
@@ -78,62 +84,62 @@ class Nodes(NamedTuple):
 def _nodes(sizes: Ints) -> Nodes:
     nodes = Nodes(sizes.copy(), np.zeros(sizes.max() + 1, np.int64))
     for size in sizes:
-        nodes.count[size] += 1
+        nodes.having[size] += 1
     return nodes
 
 
 @_compiled
 def _copy_nodes(source: Nodes, target: Nodes) -> None:
     target.free[:] = source.free
-    target.count[:] = source.count
+    target.having[:] = source.having
 
 
-@_compiled
+@_inlined
 def _change(nodes: Nodes, node: int, gpus: int) -> None:
     """`gpus` more are free on `node` (fewer where negative)."""
     free = nodes.free[node]
-    nodes.count[free] -= 1
-    nodes.count[free + gpus] += 1
+    nodes.having[free] -= 1
+    nodes.having[free + gpus] += 1
     nodes.free[node] = free + gpus
 
 
-@_compiled
+@_inlined
 def _free(nodes: Nodes) -> int:
     free = 0
-    for gpus in range(1, nodes.count.shape[0]):
-        free += gpus * nodes.count[gpus]
+    for gpus in range(1, nodes.having.shape[0]):
+        free += gpus * nodes.having[gpus]
     return free
 
 
-@_compiled
+@_inlined
 def _level(nodes: Nodes, gpus: int) -> int:
     """The fewest free GPUs, at least `gpus`, that some node has; -1 if none has."""
-    for level in range(gpus, nodes.count.shape[0]):
-        if nodes.count[level] > 0:
+    for level in range(gpus, nodes.having.shape[0]):
+        if nodes.having[level] > 0:
             return level
     return -1
 
 
-@_compiled
+@_inlined
 def _fits(nodes: Nodes, gpus: int) -> bool:
-    whole = nodes.count.shape[0] - 1
+    whole = nodes.having.shape[0] - 1
     if gpus <= whole:
         return _level(nodes, gpus) >= 0
-    spare = nodes.count[whole] - gpus // whole
+    spare = int(nodes.having[whole]) - gpus // whole
     if spare != 0 or gpus % whole == 0:
-        return bool(spare >= 0)
+        return spare >= 0
     level = _level(nodes, gpus % whole)
     return 0 <= level < whole
 
 
-@_compiled
+@_inlined
 def _take(nodes: Nodes, gpus: int, placed: Ints, at: int) -> None:
     """Place a job that fits, worker by worker, and write its nodes to `placed[at:]`.
 
     Whole nodes first, the lowest numbers; the remainder by best fit. The nodes taken whole have nothing free any more,
     so the remainder goes to another.
     """
-    whole = nodes.count.shape[0] - 1
+    whole = nodes.having.shape[0] - 1
     node = -1
     while gpus > 0:
         worker = min(gpus, whole)
@@ -147,10 +153,10 @@ def _take(nodes: Nodes, gpus: int, placed: Ints, at: int) -> None:
         gpus -= worker
 
 
-@_compiled
+@_inlined
 def _shift(nodes: Nodes, gpus: int, placed: Ints, at: int, sign: int) -> None:
     """Free (`sign` 1) or occupy (-1) the nodes of a placed job."""
-    whole = nodes.count.shape[0] - 1
+    whole = nodes.having.shape[0] - 1
     while gpus > 0:
         worker = min(gpus, whole)
         _change(nodes, placed[at], sign * worker)
@@ -193,7 +199,7 @@ def _running(capacity: int) -> Running:
     )
 
 
-@_compiled
+@_inlined
 def _push_end(running: Running, end: float, job: int) -> None:
     place = running.length[0]
     running.length[0] += 1
@@ -208,7 +214,7 @@ def _push_end(running: Running, end: float, job: int) -> None:
     running.job[place] = job
 
 
-@_compiled
+@_inlined
 def _pop_end(running: Running) -> int:
     """The job that ends first."""
     first = running.job[0]
@@ -232,7 +238,7 @@ def _pop_end(running: Running) -> int:
     return int(first)
 
 
-@_compiled
+@_inlined
 def _insert_due(running: Running, due: float, job: int) -> None:
     """Called after `_push_end`: `length` counts the new job."""
     place = running.length[0] - 1
@@ -244,7 +250,7 @@ def _insert_due(running: Running, due: float, job: int) -> None:
     running.due_job[place] = job
 
 
-@_compiled
+@_inlined
 def _remove_due(running: Running, due: float, job: int) -> None:
     """Called after `_pop_end`: `length` leaves the job out."""
     place = np.searchsorted(running.due[: running.length[0] + 1], due)
@@ -319,7 +325,7 @@ def _lanes(gpus: Ints, order: Ints) -> Lanes:
     return Lanes(size, of, waiting, begin, jobs, place, rank, width, root, np.full(leaves, np.inf), first)
 
 
-@_compiled
+@_inlined
 def _set_leaf(lanes: Lanes, job: int, value: float) -> None:
     lane = lanes.of[job]
     root = lanes.root[lane]
@@ -334,7 +340,7 @@ def _set_leaf(lanes: Lanes, job: int, value: float) -> None:
         i >>= 1
 
 
-@_compiled
+@_inlined
 def _find(lanes: Lanes, lane: int, place: int, now: float, latest: float) -> int:
     """The first waiting job of the lane from `place` on with now + estimate <= latest; -1 if there is none."""
     root, width = lanes.root[lane], lanes.width[lane]
@@ -367,7 +373,7 @@ def _place_behind(lanes: Lanes, lane: int, rank: int) -> int:
     return int(low - lanes.begin[lane])
 
 
-@_compiled
+@_inlined
 def _enqueue(lanes: Lanes, job: int, estimate: float) -> None:
     lane = lanes.of[job]
     lanes.waiting[lane] += 1
@@ -375,7 +381,7 @@ def _enqueue(lanes: Lanes, job: int, estimate: float) -> None:
     lanes.first[lane] = min(lanes.first[lane], lanes.rank[job])
 
 
-@_compiled
+@_inlined
 def _dequeue(lanes: Lanes, job: int) -> None:
     lane = lanes.of[job]
     lanes.waiting[lane] -= 1
@@ -385,11 +391,11 @@ def _dequeue(lanes: Lanes, job: int) -> None:
         lanes.first[lane] = lanes.rank[following] if following >= 0 else _NO_RANK
 
 
-@_compiled
+@_inlined
 def _lanes_that_fit(lanes: Lanes, nodes: Nodes) -> int:
-    """All waiting jobs of the lanes below fit, and no other waiting job does."""
+    """Jobs of the lanes below fit, and no others."""
     lane = 0
-    while lane < lanes.size.shape[0] and (lanes.waiting[lane] == 0 or _fits(nodes, lanes.size[lane])):
+    while lane < lanes.size.shape[0] and _fits(nodes, lanes.size[lane]):
         lane += 1
     return lane
 
@@ -422,7 +428,7 @@ class World(NamedTuple):
     """The nodes of job j, worker by worker: placed[placed_at[j] : placed_at[j + 1]]."""
 
 
-@_compiled
+@_inlined
 def _start(world: World, job: int, now: float, backfill: int) -> None:
     _take(world.nodes, world.gpus[job], world.placed, world.placed_at[job])
     world.start[job] = now
@@ -432,7 +438,7 @@ def _start(world: World, job: int, now: float, backfill: int) -> None:
     world.queued[0] -= 1
 
 
-@_compiled
+@_inlined
 def _complete(world: World, backfill: int) -> int:
     job = _pop_end(world.running)
     if backfill == BACKFILL_EASY:
@@ -441,7 +447,7 @@ def _complete(world: World, backfill: int) -> int:
     return job
 
 
-@_compiled
+@_inlined
 def _first_rank(lanes: Lanes, end: int) -> int:
     """The least rank that waits in the lanes below `end`."""
     best = _NO_RANK
@@ -450,7 +456,7 @@ def _first_rank(lanes: Lanes, end: int) -> int:
     return best
 
 
-@_compiled
+@_inlined
 def _pass_by_rank(world: World, now: float, backfill: int) -> None:
     lanes = world.lanes
     fitting = _lanes_that_fit(lanes, world.nodes)
@@ -497,8 +503,8 @@ def _leaves_room(world: World, gpus: int, blocked: int, scratch: Ints) -> bool:
 
 
 @_compiled
-def _start_backfilled(world: World, job: int, now: float, shadow: float) -> None:
-    _start(world, job, now, BACKFILL_EASY)
+def _keep_at_shadow(world: World, job: int, now: float, shadow: float) -> None:
+    """A job that was just backfilled is taken to occupy its nodes at the shadow time if it runs beyond."""
     if now + world.estimate[job] > shadow:
         _shift(world.later, world.gpus[job], world.placed, world.placed_at[job], -1)
 
@@ -518,14 +524,16 @@ def _backfill_by_rank(world: World, blocked: int, now: float) -> None:
                 if job >= 0:
                     rank = min(rank, lanes.rank[job])
         if rank != _NO_RANK:
-            _start_backfilled(world, world.order[rank], now, shadow)
-            _dequeue(lanes, world.order[rank])
+            started = world.order[rank]
+            _start(world, started, now, BACKFILL_EASY)
+            _dequeue(lanes, started)
+            _keep_at_shadow(world, started, now, shadow)
 
 
 # ── rules that change with time ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@_compiled
+@_inlined
 def _score(world: World, rule: int, job: int, now: float) -> float:
     """Higher first. See `fast.Rule` for the sources."""
     ratio = (now - world.submit[job]) / world.divisor[job]
@@ -534,7 +542,7 @@ def _score(world: World, rule: int, job: int, now: float) -> float:
     return float(ratio)
 
 
-@_compiled
+@_inlined
 def _best(world: World, rule: int, now: float, lanes_end: int) -> int:
     """Place in the queue of the job of the highest score, the first to arrive of equals; -1 if there is none."""
     best, highest = -1, -np.inf
@@ -574,32 +582,34 @@ def _pass_by_time(world: World, rule: int, now: float, backfill: int) -> None:
 
 @_compiled
 def _backfill_by_time(world: World, rule: int, place: int, now: float) -> None:
-    blocked, length = world.queue[place], world.queued[0]
+    lanes, blocked = world.lanes, world.queue[place]
     shadow = _shadow(world, blocked, now)
     scratch = np.empty(world.nodes.free.shape[0], np.int64)
-    scores = np.empty(length)
-    for i in range(length):
-        scores[i] = -_score(world, rule, world.queue[i], now)
-    started = np.zeros(length, np.bool_)
-    for i in np.argsort(scores, kind="mergesort"):  # stable: ties stay in order of arrival
-        job = world.queue[i]
-        if job == blocked or not _fits(world.nodes, world.gpus[job]):
-            continue
-        if now + world.estimate[job] <= shadow or _leaves_room(world, world.gpus[job], blocked, scratch):
-            _start_backfilled(world, job, now, shadow)
-            world.lanes.waiting[world.lanes.of[job]] -= 1
-            started[i] = True
-    kept = 0
-    for i in range(length):
-        if not started[i]:
-            world.queue[kept] = world.queue[i]
-            kept += 1
+    latest = np.empty(lanes.size.shape[0])
+    behind, behind_score = blocked, _score(world, rule, blocked, now)
+    while place >= 0:
+        fitting = _lanes_that_fit(lanes, world.nodes)
+        for lane in range(fitting):
+            latest[lane] = _ANY if _leaves_room(world, lanes.size[lane], blocked, scratch) else shadow
+        place, highest = -1, -np.inf
+        for i in range(world.queued[0] if fitting > 0 else 0):
+            job = world.queue[i]
+            lane = lanes.of[job]
+            if lane < fitting and now + world.estimate[job] <= latest[lane]:
+                score = _score(world, rule, job, now)
+                follows = score < behind_score or (score == behind_score and job > behind)
+                if follows and score > highest:
+                    place, highest = i, score
+        if place >= 0:
+            behind, behind_score = world.queue[place], highest
+            _start_from_queue(world, place, now, BACKFILL_EASY)
+            _keep_at_shadow(world, behind, now, shadow)
 
 
 # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@_compiled
+@_inlined
 def _arrive(world: World, rule: int, job: int) -> None:
     if rule == BY_RANK:
         _enqueue(world.lanes, job, world.estimate[job])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 pytest.importorskip("numba", reason="needs the extra `fast`")
@@ -39,7 +41,9 @@ def cases(draw: st.DrawFn) -> tuple[Workload, list[int]]:
 
 def reference_jobs(jobs: Workload) -> list[reference.Job]:
     assert jobs.estimate_s is not None
-    rows = zip(jobs.submit_s.tolist(), jobs.duration_s.tolist(), jobs.gpus.tolist(), jobs.estimate_s.tolist(), strict=True)
+    rows = zip(
+        jobs.submit_s.tolist(), jobs.duration_s.tolist(), jobs.gpus.tolist(), jobs.estimate_s.tolist(), strict=True
+    )
     return [reference.Job(seq, *row) for seq, row in enumerate(rows)]
 
 
@@ -161,4 +165,4 @@ def test_what_fits_the_empty_cluster_is_what_best_fit_can_place(nodes: list[int]
 
 def nodes_of(outcome: Outcome) -> list[list[int]]:
     bounds = outcome.placed_at.tolist()
-    return [outcome.placed[a:b].tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [outcome.placed[a:b].tolist() for a, b in itertools.pairwise(bounds)]
