@@ -122,7 +122,7 @@ def _level(nodes: Nodes, gpus: int) -> int:
 
 @_inlined
 def _fits(nodes: Nodes, gpus: int) -> bool:
-    whole = nodes.having.shape[0] - 1
+    whole = int(nodes.having.shape[0]) - 1
     if gpus <= whole:
         return _level(nodes, gpus) >= 0
     spare = int(nodes.having[whole]) - gpus // whole
