@@ -29,6 +29,10 @@ LEAST_ESTIMATE_S: Final = 1.0
 """Rules that divide by an estimate or take its logarithm see no less than this."""
 
 
+LAS_LEVELS_GPU_S: Final = (300.0, 1_800.0, 7_200.0, 36_000.0, 200_000.0)
+"""GPU-seconds at which a job goes to the next level."""
+
+
 class Backfill(IntEnum):
     """What a pass does behind the first job in order that does not fit."""
 
@@ -159,6 +163,7 @@ class Outcome:
     """What became of each job (arrays by job), and of the whole run."""
 
     start_s: Floats
+    """The first start."""
     finish_s: Floats
     wait_s: Floats
     """Start - submit; with preemption finish - submit - duration, so that lost work and restarts count as waiting."""
@@ -277,11 +282,60 @@ def simulate(
         number,
         int(backfill),
     )
+    preemptions = np.zeros(len(jobs), np.int64)
+    return _outcome(jobs, node_gpus, start, finish, start - jobs.submit_s, preemptions, placed_at, placed, sums)
+
+
+def simulate_las(
+    jobs: Workload,
+    node_gpus: Sequence[int],
+    levels_gpu_s: Sequence[float] = LAS_LEVELS_GPU_S,
+    restart_s: float = 60.0,
+    checkpoint_s: float = 600.0,
+) -> Outcome:
+    """Preemptive least attained service with discrete levels (Gu et al., "Tiresias", NSDI 2019, section 3.3: 2D-LAS).
+
+    The order is (level, arrival); a job's level is how many of `levels_gpu_s` its GPUs x time on them has reached. A
+    waiting job that does not fit evicts running jobs of higher levels, the last in order first, and no more than it
+    needs; those lose what they did since the last checkpoint (every `checkpoint_s` of work in a stretch) and do
+    nothing for `restart_s` when they run again. They keep their level. Passes are at arrivals, completions and when a
+    job reaches a level; whatever fits behind a job that does not is started. No run times are seen. Errors as
+    `simulate`. Costs O(queue + running) per job started: in heavy overload it is far from the speed of `simulate`.
+    """
+    kernel = _kernel()
+    _refuse_what_cannot_run(jobs, node_gpus)
+    thresholds = np.asarray(levels_gpu_s, np.float64)
+    if (np.diff(thresholds) <= 0).any() or (thresholds <= 0).any() or restart_s < 0 or checkpoint_s <= 0:
+        raise ValueError("levels ascend from above 0; restart_s is at least 0, checkpoint_s above 0")
+    start, finish, preemptions, _, placed_at, placed, sums = kernel.run_las(
+        _floats(jobs.submit_s),
+        _floats(jobs.duration_s),
+        _ints(jobs.gpus),
+        _ints(node_gpus),
+        thresholds,
+        float(restart_s),
+        float(checkpoint_s),
+    )
+    wait = finish - jobs.submit_s - jobs.duration_s
+    return _outcome(jobs, node_gpus, start, finish, wait, preemptions, placed_at, placed, sums)
+
+
+def _outcome(
+    jobs: Workload,
+    node_gpus: Sequence[int],
+    start: Floats,
+    finish: Floats,
+    wait: Floats,
+    preemptions: Ints,
+    placed_at: Ints,
+    placed: Ints,
+    sums: Floats,
+) -> Outcome:
     return Outcome(
         start_s=start,
         finish_s=finish,
-        wait_s=start - jobs.submit_s,
-        preemptions=np.zeros(len(jobs), np.int64),
+        wait_s=wait,
+        preemptions=preemptions,
         placed_at=placed_at,
         placed=placed,
         queue_job_s=float(sums[0]),

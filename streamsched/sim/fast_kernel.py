@@ -680,3 +680,219 @@ def run(
             sums[3] = max(sums[3], world.queued[0])
         busy = capacity - _free(world.nodes)
     return world.start, finish, placed_at, world.placed, sums
+
+
+# ── least attained service, with preemption ──────────────────────────────────────────────────────────────────────────
+
+
+class Shares(NamedTuple):
+    """What is known of jobs that can be evicted, by job, and the lists of those that run and wait."""
+
+    submit: Floats
+    gpus: Ints
+    nodes: Nodes
+    later: Nodes
+    """Scratch: the nodes without the victims."""
+    thresholds: Floats
+    """GPU-seconds, ascending: a job's level is how many of them it has reached."""
+    level: Ints
+    attained: Floats
+    """GPU-seconds occupied before the present stretch."""
+    remaining: Floats
+    """Seconds of work that were not saved before the present stretch."""
+    since: Floats
+    """Start of the present stretch."""
+    restart: Floats
+    """Seconds at the beginning of the present stretch in which no work is done."""
+    event: Floats
+    """When the running job next completes or reaches a level."""
+    preemptions: Ints
+    running: Ints
+    """Jobs in any order, the first `length[0]`."""
+    waiting: Ints
+    """Jobs in any order, the first `length[1]`."""
+    length: Ints
+    """[2]"""
+    start: Floats
+    placed_at: Ints
+    placed: Ints
+
+
+@_compiled
+def _next_event(shares: Shares, job: int) -> float:
+    moment = shares.since[job] + shares.restart[job] + shares.remaining[job]
+    level = shares.level[job]
+    if level < shares.thresholds.shape[0]:
+        reached = shares.since[job] + (shares.thresholds[level] - shares.attained[job]) / shares.gpus[job]
+        moment = min(moment, max(reached, shares.since[job]))
+    return float(moment)
+
+
+@_compiled
+def _begin_stretch(shares: Shares, job: int, now: float, restart_s: float) -> None:
+    _take(shares.nodes, shares.gpus[job], shares.placed, shares.placed_at[job])
+    shares.since[job] = now
+    if np.isnan(shares.start[job]):
+        shares.start[job] = now
+    else:
+        shares.restart[job] = restart_s
+    shares.event[job] = _next_event(shares, job)
+    shares.running[shares.length[0]] = job
+    shares.length[0] += 1
+
+
+@_compiled
+def _end_stretch(shares: Shares, place: int, now: float) -> int:
+    """The job at a place of `running`, which runs no more."""
+    job = shares.running[place]
+    shares.length[0] -= 1
+    shares.running[place] = shares.running[shares.length[0]]
+    shares.attained[job] += shares.gpus[job] * (now - shares.since[job])
+    _shift(shares.nodes, shares.gpus[job], shares.placed, shares.placed_at[job], 1)
+    return job
+
+
+@_compiled
+def _evict(shares: Shares, place: int, now: float, checkpoint_s: float) -> None:
+    """The work since the last checkpoint of the stretch is lost."""
+    job = _end_stretch(shares, place, now)
+    worked = max(0.0, now - shares.since[job] - shares.restart[job])
+    shares.remaining[job] -= np.floor(worked / checkpoint_s) * checkpoint_s
+    shares.preemptions[job] += 1
+    shares.waiting[shares.length[1]] = job
+    shares.length[1] += 1
+
+
+@_compiled
+def _victims(shares: Shares, job: int) -> Ints:
+    """Running jobs to evict so that `job` fits, none if that is not possible.
+
+    Of higher levels only. From the last in order (level, arrival) on until it fits; then the first in order of them
+    that need not go are spared.
+    """
+    running = shares.running[: shares.length[0]]
+    above = running[shares.level[running] > shares.level[job]]
+    last_first = above[np.argsort(-(shares.level[above] * shares.submit.shape[0] + above))]
+    _copy_nodes(shares.nodes, shares.later)
+    count = 0
+    while not _fits(shares.later, shares.gpus[job]):
+        if count == last_first.shape[0]:
+            return last_first[:0]
+        victim = last_first[count]
+        _shift(shares.later, shares.gpus[victim], shares.placed, shares.placed_at[victim], 1)
+        count += 1
+    needed = np.ones(count, np.bool_)
+    for place in range(count - 1, -1, -1):
+        victim = last_first[place]
+        _shift(shares.later, shares.gpus[victim], shares.placed, shares.placed_at[victim], -1)
+        needed[place] = not _fits(shares.later, shares.gpus[job])
+        if needed[place]:
+            _shift(shares.later, shares.gpus[victim], shares.placed, shares.placed_at[victim], 1)
+    return last_first[:count][needed]
+
+
+@_compiled
+def _next_in_order(shares: Shares, size_end: int) -> int:
+    """Place in `waiting` of the least (level, arrival) among jobs below `size_end` GPUs; -1 if there is none."""
+    best, least = -1, _NO_RANK
+    for place in range(shares.length[1]):
+        job = shares.waiting[place]
+        key = shares.level[job] * shares.submit.shape[0] + job
+        if shares.gpus[job] < size_end and key < least:
+            best, least = place, key
+    return best
+
+
+@_compiled
+def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s: float) -> None:
+    """In order of (level, arrival). What found no room, even by eviction, will not for a later job as large."""
+    size_end = _NO_RANK
+    while True:
+        place = _next_in_order(shares, size_end)
+        if place < 0:
+            return
+        job = shares.waiting[place]
+        if not _fits(shares.nodes, shares.gpus[job]):
+            victims = _victims(shares, job)
+            if victims.shape[0] == 0:
+                size_end = shares.gpus[job]
+                continue
+            for victim in victims:
+                at = 0
+                while shares.running[at] != victim:
+                    at += 1
+                _evict(shares, at, now, checkpoint_s)
+        shares.length[1] -= 1
+        shares.waiting[place] = shares.waiting[shares.length[1]]
+        _begin_stretch(shares, job, now, restart_s)
+
+
+@_compiled
+def _progress(shares: Shares, now: float, finish: Floats) -> None:
+    """Completions, and levels reached, of this moment."""
+    place = 0
+    while place < shares.length[0]:
+        job = shares.running[place]
+        if shares.event[job] > now:
+            place += 1
+        elif shares.since[job] + shares.restart[job] + shares.remaining[job] <= now:
+            finish[job] = now
+            _end_stretch(shares, place, now)
+        else:
+            shares.level[job] += 1
+            shares.event[job] = _next_event(shares, job)
+
+
+@_entry
+def run_las(
+    submit: Floats,
+    duration: Floats,
+    gpus: Ints,
+    node_gpus: Ints,
+    thresholds: Floats,
+    restart_s: float,
+    checkpoint_s: float,
+) -> tuple[Floats, Floats, Ints, Floats, Ints, Ints, Floats]:
+    """Returns first starts, finishes, preemptions, GPU-seconds occupied [job], and the last three of `run`."""
+    total, capacity = submit.shape[0], node_gpus.sum()
+    placed_at = _placed_at(gpus, node_gpus.max())
+    shares = Shares(
+        submit,
+        gpus,
+        _nodes(node_gpus),
+        _nodes(node_gpus),
+        thresholds,
+        np.zeros(total, np.int64),
+        np.zeros(total),
+        duration.copy(),
+        np.zeros(total),
+        np.zeros(total),
+        np.zeros(total),
+        np.zeros(total, np.int64),
+        np.empty(min(total, capacity) + 1, np.int64),
+        np.empty(total + 1, np.int64),
+        np.zeros(2, np.int64),
+        np.full(total, np.nan),
+        placed_at,
+        np.empty(placed_at[total], np.int64),
+    )
+    finish = np.empty(total)
+    sums = np.zeros(4)
+    arrived, now = 0, submit[0]
+    while arrived < total or shares.length[0] > 0:
+        moment = submit[arrived] if arrived < total else np.inf
+        for place in range(shares.length[0]):
+            moment = min(moment, shares.event[shares.running[place]])
+        sums[0] += shares.length[1] * (moment - now)
+        sums[1] += (capacity - _free(shares.nodes)) * (moment - now)
+        now = moment
+        _progress(shares, now, finish)
+        while arrived < total and submit[arrived] <= now:
+            shares.waiting[shares.length[1]] = arrived
+            shares.length[1] += 1
+            arrived += 1
+        if shares.length[1] > 0:
+            _preemptive_pass(shares, now, restart_s, checkpoint_s)
+            sums[2] += 1
+            sums[3] = max(sums[3], shares.length[1])
+    return shares.start, finish, shares.preemptions, shares.attained, placed_at, shares.placed, sums
