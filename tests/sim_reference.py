@@ -176,3 +176,108 @@ def fits_at(cluster: Cluster, blocked: Job, shadow: float, job: Job, now: float)
             for node, gpus in other.placement:
                 free[node] += gpus
     return place(free, blocked.gpus, cluster.whole) is not None
+
+
+# ── least attained service, with preemption ──────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(eq=False)
+class Share(Job):
+    """A job that can be evicted; `start` is its first, `since` that of the present stretch."""
+
+    remaining: float = 0.0
+    attained: float = 0.0
+    level: int = 0
+    since: float = 0.0
+    restart: float = 0.0
+    preemptions: int = 0
+    runs: bool = False
+    done: float = math.nan
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.level, self.seq
+
+
+class SharedCluster:
+    def __init__(self, nodes: Sequence[int], levels: Sequence[float], restart_s: float, checkpoint_s: float) -> None:
+        self.free, self.whole = list(nodes), max(nodes)
+        self.levels, self.restart_s, self.checkpoint_s = levels, restart_s, checkpoint_s
+
+    def completion(self, job: Share) -> float:
+        return job.since + job.restart + job.remaining
+
+    def crossing(self, job: Share) -> float:
+        """When it reaches the next level."""
+        if job.level == len(self.levels):
+            return math.inf
+        return max(job.since, job.since + (self.levels[job.level] - job.attained) / job.gpus)
+
+    def run(self, job: Share, now: float) -> None:
+        found = place(self.free, job.gpus, self.whole)
+        assert found is not None
+        job.placement, job.since, job.runs = found, now, True
+        if math.isnan(job.start):
+            job.start = now
+        else:
+            job.restart = self.restart_s
+        occupy(self.free, job, -1)
+
+    def stop(self, job: Share, now: float) -> None:
+        occupy(self.free, job, 1)
+        job.attained += job.gpus * (now - job.since)
+        job.runs = False
+
+    def evict(self, job: Share, now: float) -> None:
+        self.stop(job, now)
+        worked = max(0.0, now - job.since - job.restart)
+        job.remaining -= math.floor(worked / self.checkpoint_s) * self.checkpoint_s
+        job.preemptions += 1
+
+    def victims(self, job: Share, running: list[Share]) -> list[Share] | None:
+        """Whom to evict for `job`; None where not even all of higher levels would do."""
+        free, chosen = list(self.free), []
+        for victim in sorted(running, key=lambda v: v.order, reverse=True):
+            if place(free, job.gpus, self.whole) is None and victim.level > job.level:
+                occupy(free, victim, 1)
+                chosen.append(victim)
+        if place(free, job.gpus, self.whole) is None:
+            return None
+        for victim in reversed(list(chosen)):
+            occupy(free, victim, -1)
+            if place(free, job.gpus, self.whole) is None:
+                occupy(free, victim, 1)
+            else:
+                chosen.remove(victim)
+        return chosen
+
+
+def occupy(free: list[int], job: Job, sign: int) -> None:
+    for node, gpus in job.placement:
+        free[node] += sign * gpus
+
+
+def simulate_las(
+    jobs: list[Share], nodes: Sequence[int], levels: Sequence[float], restart_s: float, checkpoint_s: float
+) -> None:
+    """Sets `start`, `done` and `preemptions` of the jobs."""
+    cluster, here, coming = SharedCluster(nodes, levels, restart_s, checkpoint_s), [], list(jobs)
+    while coming or here:
+        running = [job for job in here if job.runs]
+        moments = [min(cluster.completion(job), cluster.crossing(job)) for job in running]
+        now = min([job.submit for job in coming[:1]] + moments)
+        for job in running:
+            while cluster.crossing(job) <= now < cluster.completion(job):
+                job.level += 1
+            if cluster.completion(job) <= now:
+                cluster.stop(job, now)
+                job.done = now
+                here.remove(job)
+        while coming and coming[0].submit == now:
+            here.append(coming.pop(0))
+        for job in sorted(here, key=lambda job: job.order):
+            if not job.runs:
+                for victim in cluster.victims(job, [other for other in here if other.runs]) or []:
+                    cluster.evict(victim, now)
+                if place(cluster.free, job.gpus, cluster.whole) is not None:
+                    cluster.run(job, now)

@@ -744,7 +744,7 @@ def _begin_stretch(shares: Shares, job: int, now: float, restart_s: float) -> No
 @_compiled
 def _end_stretch(shares: Shares, place: int, now: float) -> int:
     """The job at a place of `running`, which runs no more."""
-    job = shares.running[place]
+    job = int(shares.running[place])
     shares.length[0] -= 1
     shares.running[place] = shares.running[shares.length[0]]
     shares.attained[job] += shares.gpus[job] * (now - shares.since[job])
@@ -772,12 +772,12 @@ def _victims(shares: Shares, job: int) -> Ints:
     """
     running = shares.running[: shares.length[0]]
     above = running[shares.level[running] > shares.level[job]]
-    last_first = above[np.argsort(-(shares.level[above] * shares.submit.shape[0] + above))]
+    last_first: Ints = above[np.argsort(-(shares.level[above] * shares.submit.shape[0] + above))]
     _copy_nodes(shares.nodes, shares.later)
     count = 0
     while not _fits(shares.later, shares.gpus[job]):
         if count == last_first.shape[0]:
-            return last_first[:0]
+            return np.empty(0, np.int64)
         victim = last_first[count]
         _shift(shares.later, shares.gpus[victim], shares.placed, shares.placed_at[victim], 1)
         count += 1
@@ -788,7 +788,8 @@ def _victims(shares: Shares, job: int) -> Ints:
         needed[place] = not _fits(shares.later, shares.gpus[job])
         if needed[place]:
             _shift(shares.later, shares.gpus[victim], shares.placed, shares.placed_at[victim], 1)
-    return last_first[:count][needed]
+    evicted: Ints = last_first[:count][needed]
+    return evicted
 
 
 @_compiled

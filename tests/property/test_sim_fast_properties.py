@@ -13,7 +13,7 @@ import sim_reference as reference
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamsched.sim.fast import Backfill, Outcome, Rule, Workload, fits_cluster, simulate
+from streamsched.sim.fast import Backfill, Outcome, Rule, Workload, fits_cluster, simulate, simulate_las
 
 RULES = st.sampled_from(list(Rule))
 MODES = st.sampled_from(list(Backfill))
@@ -161,6 +161,45 @@ def test_with_true_estimates_easy_never_delays_the_head_of_the_queue(case: tuple
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 80))
 def test_what_fits_the_empty_cluster_is_what_best_fit_can_place(nodes: list[int], gpus: int) -> None:
     assert fits_cluster(np.array([gpus]), nodes)[0] == (reference.place(nodes, gpus, max(nodes)) is not None)
+
+
+LEVELS = st.sampled_from([(), (3.0,), (1.0, 4.0, 20.0), (5.0, 10.0, 30.0, 100.0)])
+
+
+@given(cases(), LEVELS, st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([1.0, 3.0, 10.0]))
+@example(random_case(200, 7), (20.0, 100.0, 500.0), 2.0, 10.0)
+@example(random_case(200, 8), (10.0, 30.0, 100.0, 300.0), 0.0, 1e9)
+def test_least_attained_service_is_as_the_plain_reference(
+    case: tuple[Workload, list[int]], levels: tuple[float, ...], restart_s: float, checkpoint_s: float
+) -> None:
+    jobs, nodes = case
+    plain = [
+        reference.Share(job.seq, job.submit, job.duration, job.gpus, remaining=job.duration)
+        for job in reference_jobs(jobs)
+    ]
+    reference.simulate_las(plain, nodes, levels, restart_s, checkpoint_s)
+    outcome = simulate_las(jobs, nodes, levels, restart_s, checkpoint_s)
+    assert outcome.start_s.tolist() == [job.start for job in plain]
+    assert outcome.finish_s.tolist() == [job.done for job in plain]
+    assert outcome.preemptions.tolist() == [job.preemptions for job in plain]
+    assert nodes_of(outcome) == [[node for node, _ in job.placement] for job in plain]
+
+
+@given(cases(), LEVELS, st.sampled_from([0.0, 2.0]))
+def test_preemption_loses_no_job_and_all_its_time_is_accounted_for(
+    case: tuple[Workload, list[int]], levels: tuple[float, ...], restart_s: float
+) -> None:
+    """Occupied is what was useful, what was lost and the restarts; a job that was not evicted ran in one stretch."""
+    jobs, nodes = case
+    outcome = simulate_las(jobs, nodes, levels, restart_s, checkpoint_s=3.0)
+    unmoved = outcome.preemptions == 0
+    assert outcome.finish_s[unmoved] == pytest.approx(outcome.start_s[unmoved] + jobs.duration_s[unmoved])
+    assert (outcome.wait_s >= -1e-9).all()
+    assert (outcome.wait_s >= outcome.start_s - jobs.submit_s - 1e-9).all()
+    # An eviction wastes less than a checkpoint's work and a restart, at each end of a stretch.
+    most_lost = float((outcome.preemptions * jobs.gpus).sum()) * (3.0 + restart_s)
+    assert outcome.useful_gpu_s - 1e-6 <= outcome.busy_gpu_s <= outcome.useful_gpu_s + most_lost + 1e-6
+    assert sum(nodes) * outcome.span_s >= outcome.busy_gpu_s - 1e-6
 
 
 def nodes_of(outcome: Outcome) -> list[list[int]]:

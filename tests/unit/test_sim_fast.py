@@ -19,6 +19,7 @@ from streamsched.sim.fast import (
     Workload,
     fits_cluster,
     simulate,
+    simulate_las,
     static_scores,
     wait_divisors,
 )
@@ -104,6 +105,38 @@ def test_the_integrals_of_a_case_counted_by_hand() -> None:
     assert (outcome.span_s, outcome.mean_wait_s) == (15.0, 3.0)
     assert outcome.utilisation == 25 / 30
     assert outcome.preemptions.tolist() == [0, 0]
+
+
+def test_least_attained_service_counted_by_hand() -> None:
+    """One GPU. The long job reaches the level at 5 and goes for the short one at 7, with 4 s of work saved.
+
+    It is back at 10, restarts until 12 and does the other 16 s until 28; a job of its own level waits for it.
+    """
+    jobs = workload((0, 20, 1), (7, 3, 1))
+    outcome = simulate_las(jobs, [1], levels_gpu_s=[5], restart_s=2, checkpoint_s=4)
+    assert outcome.start_s.tolist() == [0, 7]
+    assert outcome.finish_s.tolist() == [28, 10]
+    assert outcome.preemptions.tolist() == [1, 0]
+    assert outcome.wait_s.tolist() == [8, 0]
+    assert (outcome.queue_job_s, outcome.busy_gpu_s, outcome.useful_gpu_s) == (3, 28, 23)
+
+
+def test_no_more_is_evicted_than_is_needed_and_the_last_in_order_first() -> None:
+    """Nodes of 8 with 4 + 4 and 8 in use, all at the level: a job of 4 takes the place of the one that came last of
+    those of which one is enough."""
+    jobs = workload((0, 100, 4), (0, 100, 4), (0, 100, 8), (50, 10, 4))
+    outcome = simulate_las(jobs, [8, 8], levels_gpu_s=[100], restart_s=0, checkpoint_s=1)
+    assert outcome.preemptions.tolist() == [0, 0, 1, 0]
+    narrow = workload((0, 100, 4), (0, 100, 4), (50, 10, 4))
+    assert simulate_las(narrow, [8], levels_gpu_s=[100]).preemptions.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"levels_gpu_s": [5, 5]}, {"levels_gpu_s": [0]}, {"restart_s": -1}, {"checkpoint_s": 0}]
+)
+def test_levels_and_times_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="levels ascend"):
+        simulate_las(workload((0, 1, 1)), [1], **wrong)
 
 
 def test_formulas_of_the_rules() -> None:
