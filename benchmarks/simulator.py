@@ -1,105 +1,124 @@
-"""Jobs per second of the simulator: the compiled path and the production core, on the standard scenarios.
+"""Simulated jobs per second, and what an event costs with a short and a long queue.
 
-Reading the trace is timed apart. Cost by length of the queue: one job completes and one starts each second, while
-1,000 or 50,000 others wait.
+The compiled path (`streamsched.sim.fast`) on the standard slices of the traces, rule by rule, with the mean wait beside
+it: a figure of speed is worth something only if the schedule is right. Times are the processor's, the best of several
+runs after the first, which compiles.
+
+Then a queue of a fixed length: at the start as many jobs wait as the heading says, and from then on jobs arrive as fast
+as the cluster serves them. Rules that change with time look at the whole queue for each start; the others do not.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.generate import WorkloadOptions, generate
+from loadgen.jobs import parse_moment
 from loadgen.trace import Window, read_trace
-from streamsched.core.config import SchedulerConfig
-from streamsched.policy import by_name
-from streamsched.sim import fast
-from streamsched.sim.scenario import read_scenario
-from streamsched.sim.simulator import simulate
-from streamsched.sim.workload import job, nodes_of
+from streamsched.errors import UserError
+from streamsched.sim.fast import Backfill, Outcome, Rule, Workload, simulate
 
-CORE_JOBS = 4_000
-REPEATS = 5
+SLICES = {
+    "philly-4w": ("philly/philly_jobs_until_2017-11-15.csv", "2017-10-02", "2017-10-30", 80),
+    "venus-4w": ("helios-venus/venus_gpu_jobs_until_2020-07-31.csv", "2020-06-29", "2020-07-27", 84),
+}
+"""scenarios/*.toml: trace, submitted from, submitted before, nodes of eight GPUs."""
+CASES = (
+    (Rule.FCFS, Backfill.NONE),
+    (Rule.FCFS, Backfill.SKIP),
+    (Rule.SMALLEST, Backfill.SKIP),
+    (Rule.SJF, Backfill.SKIP),
+    (Rule.F1, Backfill.SKIP),
+    (Rule.UNICEP, Backfill.SKIP),
+    (Rule.FCFS, Backfill.EASY),
+    (Rule.SJF, Backfill.EASY),
+    (Rule.UNICEP, Backfill.EASY),
+)
 QUEUES = (1_000, 50_000)
 
 
+def measure(jobs: Workload, nodes: list[int], rule: Rule, mode: Backfill, runs: int) -> tuple[Outcome, float]:
+    """The outcome, and the processor's seconds of the quickest run."""
+    outcome = simulate(jobs, nodes, rule, mode)
+    return outcome, min(_seconds(lambda: simulate(jobs, nodes, rule, mode)) for _ in range(runs))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def long_queue(waiting: int, arrivals: int, nodes: int = 80, seed: int = 1) -> Workload:
+    """`waiting` jobs at 0, then `arrivals` at the rate of service, of the GPU counts of Philly's jobs (roughly)."""
+    draw = np.random.default_rng(seed)
+    total = waiting + arrivals
+    gpus = draw.choice([1, 2, 4, 8, 16], total, p=[0.78, 0.07, 0.06, 0.07, 0.02])
+    duration = draw.exponential(1_000.0, total)
+    per_job_s = float((gpus * duration).mean()) / (8 * nodes)
+    submit = np.concatenate([np.zeros(waiting), np.cumsum(draw.exponential(per_job_s, arrivals))])
+    return Workload(submit, duration, gpus.astype(np.int64), duration)
+
+
 def run(quick: bool) -> None:
-    console = Console(width=None if Console().is_terminal else 120)
-    table = Table(title=f"simulator: best of {REPEATS}; {os.cpu_count()} cores (load {os.getloadavg()[0]:.1f})")
-    for heading in ("workload", "jobs", "read s", "way", "rule", "backfill", "jobs / s"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, workload, nodes, read_s in _workloads():
-        for rule, backfill in (
-            ("fcfs", "skip"),
-            ("fcfs", "none"),
-            ("sjf", "skip"),
-            ("unicep", "skip"),
-            ("fcfs", "easy"),
-        ):
-            took = min(_timed(workload, nodes, rule, backfill) for _ in range(1 if quick else REPEATS))
-            jobs = len(workload.gpus)
-            table.add_row(name, f"{jobs:,}", f"{read_s:.2f}", "compiled", rule, backfill, f"{jobs / took:,.0f}")
-        jobs, took = _by_core(workload, nodes, 500 if quick else CORE_JOBS)
-        table.add_row(name, f"{jobs:,}", f"{read_s:.2f}", "core", "fcfs", "skip", f"{jobs / took:,.0f}")
-    console.print(table)
-    _by_queue(console)
+    console = Console(width=None if Console().is_terminal else 160)
+    try:
+        compile_s = _seconds(lambda: simulate(long_queue(1, 1), [8, 8]))
+    except UserError as error:
+        console.print(f"simulator: left out, {error}", markup=False)
+        return
+    console.print(f"{os.cpu_count()} cores; to compile or to load from the cache: {compile_s:.1f} s")
+    traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
+    for name, (path, first, before, nodes) in SLICES.items():
+        if (traces / path).is_file():
+            window = Window(parse_moment(first), parse_moment(before))
+            jobs = Workload.of(read_trace(traces / path, window).jobs).with_true_estimates()
+            console.print(_slice_table(name, jobs, [8] * nodes, runs=1 if quick else 7))
+        else:
+            console.print(f"{name}: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
+    console.print(_queue_table(quick))
 
 
-def _workloads() -> list[tuple[str, fast.Workload, list[int], float]]:
-    folder = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces")).parent / "scenarios"
-    found = []
-    for name in ("philly-4w", "venus-4w"):
-        path = folder / f"{name}.toml"
-        if path.is_file():
-            scenario = read_scenario(path)
-            started = time.perf_counter()
-            jobs = read_trace(scenario.trace, Window(scenario.submitted_from, scenario.submitted_before)).jobs
-            read_s = time.perf_counter() - started
-            nodes = [group.gpus for group in scenario.nodes for _ in range(group.count)]
-            found.append((name, _columns(jobs), nodes, read_s))
-    if not found:
-        found.append(("generated", _columns(generate(WorkloadOptions(jobs=46_000, seed=1))), [8] * 80, 0.0))
-    return found
+def _slice_table(name: str, jobs: Workload, nodes: list[int], runs: int) -> Table:
+    table = Table(title=f"{name}: {len(jobs):,} jobs on {len(nodes)} nodes; estimates are the true run times")
+    for heading in ("rule", "backfill"):
+        table.add_column(heading)
+    for heading in ("mean wait, s", "ms", "jobs/s"):
+        table.add_column(heading, justify="right")
+    for rule, mode in CASES:
+        outcome, seconds = measure(jobs, nodes, rule, mode, runs)
+        table.add_row(
+            rule.name.lower(),
+            mode.name.lower(),
+            f"{outcome.mean_wait_s:,.0f}",
+            f"{1e3 * seconds:,.1f}",
+            f"{len(jobs) / seconds:,.0f}",
+        )
+    return table
 
 
-def _columns(jobs) -> fast.Workload:  # type: ignore[no-untyped-def]
-    rows = sorted(((j.submit_s, j.duration_s, j.gpus) for j in jobs), key=lambda row: row[0])
-    submit_s, run_s, gpus = (np.array(column) for column in zip(*rows, strict=True))
-    return fast.Workload(submit_s.astype(np.float64), run_s.astype(np.float64), gpus.astype(np.int64), run_s)
-
-
-def _timed(workload: fast.Workload, nodes: list[int], rule: str, backfill: str) -> float:
-    started = time.perf_counter()
-    fast.simulate(workload, nodes, rule, backfill)
-    return time.perf_counter() - started
-
-
-def _by_core(workload: fast.Workload, nodes: list[int], limit: int) -> tuple[int, float]:
-    rows = zip(workload.submit_s.tolist(), workload.run_s.tolist(), workload.gpus.tolist(), strict=True)
-    jobs = [job(n, *row) for n, row in enumerate(rows)][:limit]
-    config = SchedulerConfig(window_jobs=10_000, reservations_max=0, finished_keep_s=3600.0)
-    cluster = nodes_of((1, gpus, "any") for gpus in nodes)
-    started = time.perf_counter()
-    simulate(jobs, cluster, config, by_name("fcfs"))
-    return len(jobs), time.perf_counter() - started
-
-
-def _by_queue(console: Console) -> None:
-    """Per arrival and completion, with so many waiting for most of the time."""
-    figures = []
-    for queue in QUEUES:
-        n = 10 * max(QUEUES)
-        submit_s = np.concatenate([np.zeros(queue), np.arange(1.0, n + 1.0)])
-        run_s = np.full(queue + n, 1.0)  # on one GPU: one completes and one starts each second
-        workload = fast.Workload(submit_s, run_s, np.ones(queue + n, dtype=np.int64), run_s)
-        took = min(_timed(workload, [1], "sjf", "skip") for _ in range(REPEATS))
-        figures.append(took / (2 * (queue + n)) * 1e6)
-    console.print(
-        f"per event with {QUEUES[0]:,} waiting {figures[0]:.2f} us, with {QUEUES[1]:,} {figures[1]:.2f} us: "
-        f"{figures[1] / figures[0]:.2f} times"
-    )
+def _queue_table(quick: bool) -> Table:
+    table = Table(title="microseconds per event (arrival or completion) by waiting jobs: 80 nodes of 8")
+    for heading in ("rule", "backfill"):
+        table.add_column(heading)
+    for waiting in QUEUES:
+        table.add_column(f"{waiting:,} (mean of the run)", justify="right")
+    table.add_column("ratio", justify="right")
+    for rule, mode in CASES:
+        if rule.by_time and quick:
+            continue  # a hundred times as slow as the others
+        arrivals = 20_000 if rule.by_time else 50_000 if quick else 500_000
+        row, costs = [], []
+        for waiting in QUEUES:
+            jobs = long_queue(waiting, arrivals)
+            outcome, seconds = measure(jobs, [8] * 80, rule, mode, runs=1)
+            costs.append(1e6 * seconds / (2 * len(jobs)))
+            row.append(f"{costs[-1]:.2f} ({outcome.queue_job_s / outcome.span_s:,.0f})")
+        table.add_row(rule.name.lower(), mode.name.lower(), *row, f"{costs[1] / costs[0]:.1f}")
+    return table

@@ -1,106 +1,283 @@
-"""The semantics of simulated scheduling in the plainest form: lists, sorting, no shortcuts. For small workloads."""
+"""Simulated scheduling in plain Python, as slow and as plain as can be: what `streamsched.sim.fast` must agree with.
+
+At one moment all completions, then all arrivals, then one pass; at each pass the whole queue is sorted. Nothing here is
+taken from the package but the names of the modes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-WHOLE = 8
+import numpy as np
+
+Placement = list[tuple[int, int]]
+"""(node, GPUs) of each worker."""
+
+OVERDUE_S = 0.001
 
 
-@dataclass
-class RefJob:
-    number: int
+@dataclass(eq=False)
+class Job:
+    seq: int
     submit: float
-    run: float
+    duration: float
     gpus: int
-    estimate: float
+    estimate: float = 0.0
     start: float = math.nan
-    held: dict[int, int] = field(default_factory=dict)
+    placement: Placement = field(default_factory=list)
 
     @property
-    def finish(self) -> float:
-        return self.start + self.run
-
-    def expected_end(self, now: float) -> float:
-        """An overdue job is taken to end right now."""
-        return max(now, self.start + max(1.0, self.estimate))
+    def end(self) -> float:
+        return self.start + self.duration
 
 
-def place(free: list[int], gpus: int) -> dict[int, int] | None:
-    """Best fit: fewest free GPUs that suffice, lowest node first; larger jobs take whole nodes and one more."""
-    chunks = [gpus] if gpus <= WHOLE else [WHOLE] * (gpus // WHOLE) + [gpus % WHOLE] * bool(gpus % WHOLE)
-    taken: dict[int, int] = {}
-    for chunk in chunks:
-        fitting = [(free[node], node) for node in range(len(free)) if node not in taken and free[node] >= chunk]
-        if not fitting:
+Score = Callable[[Job, float], float]
+"""(job, now) -> higher first."""
+
+
+def r_of(job: Job) -> float:
+    return max(job.estimate, 1.0)
+
+
+def log_s_of(job: Job) -> float:
+    """With the first job submitted at 0."""
+    return float(np.log10(max(job.submit, 1.0)))
+
+
+def unicep(job: Job, now: float) -> float:
+    return (now - job.submit) / (r_of(job) * float(np.log2(job.gpus + 1.0)))
+
+
+def wfp3(job: Job, now: float) -> float:
+    ratio = (now - job.submit) / r_of(job)
+    return ratio * ratio * ratio * job.gpus
+
+
+SCORES: dict[str, Score] = {
+    "fcfs": lambda job, now: -job.seq,
+    "lcfs": lambda job, now: job.seq,
+    "sjf": lambda job, now: -job.estimate,
+    "saf": lambda job, now: -job.estimate * job.gpus,
+    "smallest": lambda job, now: -job.gpus,
+    "largest": lambda job, now: job.gpus,
+    "wfp3": wfp3,
+    "unicep": unicep,
+    "f1": lambda job, now: -(float(np.log10(r_of(job))) * job.gpus + 870 * log_s_of(job)),
+    "f2": lambda job, now: -(math.sqrt(r_of(job)) * job.gpus + 25_600 * log_s_of(job)),
+    "f3": lambda job, now: -(r_of(job) * job.gpus + 6_860_000 * log_s_of(job)),
+    "f4": lambda job, now: -(r_of(job) * math.sqrt(job.gpus) + 530_000 * log_s_of(job)),
+}
+
+
+def place(free: Sequence[int], gpus: int, whole: int) -> Placement | None:
+    """Best fit; a job larger than the largest node takes whole ones, the rest goes to one more."""
+    workers = [gpus] if gpus <= whole else [whole] * (gpus // whole) + [gpus % whole] * (gpus % whole > 0)
+    taken: Placement = []
+    for worker in workers:
+        others = [node for node in range(len(free)) if free[node] >= worker and node not in {n for n, _ in taken}]
+        if not others:
             return None
-        taken[min(fitting)[1]] = chunk
+        taken.append((min(others, key=lambda node: (free[node], node)), worker))
     return taken
 
 
+class Cluster:
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self.free = list(nodes)
+        self.whole = max(nodes)
+        self.running: list[Job] = []
+
+    def start(self, job: Job, now: float) -> None:
+        found = place(self.free, job.gpus, self.whole)
+        assert found is not None
+        job.start, job.placement = now, found
+        for node, gpus in found:
+            self.free[node] -= gpus
+        self.running.append(job)
+
+    def complete(self, job: Job) -> None:
+        for node, gpus in job.placement:
+            self.free[node] += gpus
+        self.running.remove(job)
+
+    def fits(self, job: Job) -> bool:
+        return place(self.free, job.gpus, self.whole) is not None
+
+
 def simulate(
-    jobs: list[RefJob], nodes: list[int], lower_first: Callable[[RefJob, float], float], backfill: str
+    jobs: list[Job],
+    nodes: Sequence[int],
+    score: Score,
+    backfill: str,
+    after_pass: Callable[[Cluster, list[Job]], None] = lambda cluster, queue: None,
 ) -> list[float]:
-    """Start times; NaN for what an empty cluster could not hold. At each moment completions, arrivals, one pass."""
-    free = list(nodes)
-    coming = [job for job in jobs if place(list(nodes), job.gpus) is not None]
-    queue: list[RefJob] = []
-    running: list[RefJob] = []
-
-    def begin(job: RefJob, now: float, held: dict[int, int]) -> None:
-        job.start, job.held = now, held
-        for node, gpus in held.items():
-            free[node] -= gpus
-        queue.remove(job)
-        running.append(job)
-
-    while coming or running:
-        now = min([job.submit for job in coming[:1]] + [job.finish for job in running])
-        for job in [job for job in running if job.finish == now]:
-            running.remove(job)
-            for node, gpus in job.held.items():
-                free[node] += gpus
+    """Starts by job."""
+    cluster, queue, coming = Cluster(nodes), [], list(jobs)
+    while coming or cluster.running:
+        now = min([job.submit for job in coming[:1]] + [job.end for job in cluster.running])
+        for job in [job for job in cluster.running if job.end == now]:
+            cluster.complete(job)
         while coming and coming[0].submit == now:
             queue.append(coming.pop(0))
-        head: RefJob | None = None
-        for job in sorted(queue, key=lambda job: (lower_first(job, now), job.number)):
-            held = place(free, job.gpus)
-            if head is not None and held is not None and delays(job, held, head, now, free, running):
-                held = None
-            if held is not None:
-                begin(job, now, held)
-            elif backfill == "none":
-                break
-            elif backfill == "easy" and head is None:
-                head = job
+        scores = {job: score(job, now) for job in queue}
+        queue.sort(key=lambda job: (-scores[job], job.seq))
+        scheduling_pass(cluster, queue, backfill, now)
+        queue = [job for job in queue if math.isnan(job.start)]
+        after_pass(cluster, queue)
+    assert not queue
     return [job.start for job in jobs]
 
 
-def delays(job: RefJob, held: dict[int, int], head: RefJob, now: float, free: list[int], running: list[RefJob]) -> bool:
-    """Whether the head could not start at its shadow time if this job started now."""
-    shadow = shadow_time(head, now, free, running)
-    if now + max(1.0, job.estimate) <= shadow:
-        return False
-    later = list(free)
-    for other in running:
-        if other.expected_end(now) <= shadow:
-            for node, gpus in other.held.items():
-                later[node] += gpus
-    for node, gpus in held.items():
-        later[node] -= gpus
-    return place(later, head.gpus) is None
+def scheduling_pass(cluster: Cluster, ordered: list[Job], backfill: str, now: float) -> None:
+    for index, job in enumerate(ordered):
+        if cluster.fits(job):
+            cluster.start(job, now)
+        elif backfill == "none":
+            return
+        elif backfill == "easy":
+            easy(cluster, job, ordered[index + 1 :], now)
+            return
 
 
-def shadow_time(head: RefJob, now: float, free: list[int], running: list[RefJob]) -> float:
-    """When the head fits, if running jobs end as estimated."""
-    for end in sorted({other.expected_end(now) for other in running}):
-        later = list(free)
-        for other in running:
-            if other.expected_end(now) <= end:
-                for node, gpus in other.held.items():
-                    later[node] += gpus
-        if place(later, head.gpus) is not None:
-            return end
-    return math.inf
+def estimated_end(job: Job, now: float) -> float:
+    return max(job.start + job.estimate, now + OVERDUE_S)
+
+
+def easy(cluster: Cluster, blocked: Job, behind: list[Job], now: float) -> None:
+    shadow = shadow_time(cluster, blocked, now)
+    for job in behind:
+        if not cluster.fits(job):
+            continue
+        if now + job.estimate <= shadow or fits_at(cluster, blocked, shadow, job, now):
+            cluster.start(job, now)
+
+
+def shadow_time(cluster: Cluster, blocked: Job, now: float) -> float:
+    free = list(cluster.free)
+    for job in sorted(cluster.running, key=lambda job: (estimated_end(job, now), job.seq)):
+        for node, gpus in job.placement:
+            free[node] += gpus
+        if place(free, blocked.gpus, cluster.whole) is not None:
+            return estimated_end(job, now)
+    raise AssertionError(f"{blocked} does not fit the empty cluster")
+
+
+def fits_at(cluster: Cluster, blocked: Job, shadow: float, job: Job, now: float) -> bool:
+    """Whether `blocked` fits at the shadow time if `job` is placed now and still runs by then."""
+    placed = place(cluster.free, job.gpus, cluster.whole)
+    assert placed is not None
+    free = list(cluster.free)
+    for node, gpus in placed:
+        free[node] -= gpus
+    for other in cluster.running:
+        if estimated_end(other, now) <= shadow:
+            for node, gpus in other.placement:
+                free[node] += gpus
+    return place(free, blocked.gpus, cluster.whole) is not None
+
+
+# ── least attained service, with preemption ──────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(eq=False)
+class Share(Job):
+    """A job that can be evicted; `start` is its first, `since` that of the present stretch."""
+
+    remaining: float = 0.0
+    attained: float = 0.0
+    level: int = 0
+    since: float = 0.0
+    restart: float = 0.0
+    preemptions: int = 0
+    runs: bool = False
+    done: float = math.nan
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.level, self.seq
+
+
+class SharedCluster:
+    def __init__(self, nodes: Sequence[int], levels: Sequence[float], restart_s: float, checkpoint_s: float) -> None:
+        self.free, self.whole = list(nodes), max(nodes)
+        self.levels, self.restart_s, self.checkpoint_s = levels, restart_s, checkpoint_s
+
+    def completion(self, job: Share) -> float:
+        return job.since + job.restart + job.remaining
+
+    def crossing(self, job: Share) -> float:
+        """When it reaches the next level."""
+        if job.level == len(self.levels):
+            return math.inf
+        return max(job.since, job.since + (self.levels[job.level] - job.attained) / job.gpus)
+
+    def run(self, job: Share, now: float) -> None:
+        found = place(self.free, job.gpus, self.whole)
+        assert found is not None
+        job.placement, job.since, job.runs = found, now, True
+        if math.isnan(job.start):
+            job.start = now
+        else:
+            job.restart = self.restart_s
+        occupy(self.free, job, -1)
+
+    def stop(self, job: Share, now: float) -> None:
+        occupy(self.free, job, 1)
+        job.attained += job.gpus * (now - job.since)
+        job.runs = False
+
+    def evict(self, job: Share, now: float) -> None:
+        self.stop(job, now)
+        worked = max(0.0, now - job.since - job.restart)
+        job.remaining -= math.floor(worked / self.checkpoint_s) * self.checkpoint_s
+        job.preemptions += 1
+
+    def victims(self, job: Share, running: list[Share]) -> list[Share] | None:
+        """Whom to evict for `job`; None where not even all of higher levels would do."""
+        free, chosen = list(self.free), []
+        for victim in sorted(running, key=lambda v: v.order, reverse=True):
+            if place(free, job.gpus, self.whole) is None and victim.level > job.level:
+                occupy(free, victim, 1)
+                chosen.append(victim)
+        if place(free, job.gpus, self.whole) is None:
+            return None
+        for victim in reversed(list(chosen)):
+            occupy(free, victim, -1)
+            if place(free, job.gpus, self.whole) is None:
+                occupy(free, victim, 1)
+            else:
+                chosen.remove(victim)
+        return chosen
+
+
+def occupy(free: list[int], job: Job, sign: int) -> None:
+    for node, gpus in job.placement:
+        free[node] += sign * gpus
+
+
+def simulate_las(
+    jobs: list[Share], nodes: Sequence[int], levels: Sequence[float], restart_s: float, checkpoint_s: float
+) -> None:
+    """Sets `start`, `done` and `preemptions` of the jobs."""
+    cluster, here, coming = SharedCluster(nodes, levels, restart_s, checkpoint_s), [], list(jobs)
+    while coming or here:
+        running = [job for job in here if job.runs]
+        moments = [min(cluster.completion(job), cluster.crossing(job)) for job in running]
+        now = min([job.submit for job in coming[:1]] + moments)
+        for job in running:
+            while cluster.crossing(job) <= now < cluster.completion(job):
+                job.level += 1
+            if cluster.completion(job) <= now:
+                cluster.stop(job, now)
+                job.done = now
+                here.remove(job)
+        while coming and coming[0].submit == now:
+            here.append(coming.pop(0))
+        for job in sorted(here, key=lambda job: job.order):
+            if not job.runs:
+                for victim in cluster.victims(job, [other for other in here if other.runs]) or []:
+                    cluster.evict(victim, now)
+                if place(cluster.free, job.gpus, cluster.whole) is not None:
+                    cluster.run(job, now)

@@ -309,14 +309,18 @@ class _Columns:
 
 
 def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
-    from streamsched.sim.fast import Workload
-    from streamsched.sim.fast import simulate as run_fast
+    from streamsched.sim import fast
     from streamsched.sim.metrics import from_fast
 
-    known = np.where(np.isnan(columns.estimate_s), UNKNOWN_RUN_S, columns.estimate_s)
-    workload = Workload(columns.submit_s, columns.run_s, columns.gpus, known)
     nodes = [group.gpus for group in plan.nodes for _ in range(group.count)]
-    return from_fast(workload, run_fast(workload, nodes, plan.policy, plan.backfill), columns.tenants, sum(nodes))
+    able = fast.fits_cluster(columns.gpus, nodes)
+    known = np.where(np.isnan(columns.estimate_s), UNKNOWN_RUN_S, columns.estimate_s)
+    everything = fast.Workload(columns.submit_s, columns.run_s, columns.gpus, known)
+    if not able.any():
+        raise UserError(f"{plan.trace}: no job fits these nodes")
+    workload = fast.Workload(columns.submit_s[able], columns.run_s[able], columns.gpus[able], known[able])
+    outcome = fast.simulate(workload, nodes, fast.Rule.named(plan.policy), fast.Backfill[plan.backfill.upper()])
+    return from_fast(everything, outcome, able, columns.tenants)
 
 
 def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
@@ -326,10 +330,11 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
     from streamsched.sim.simulator import simulate as run_core
     from streamsched.sim.workload import job, nodes_of
 
+    whole = max(group.gpus for group in plan.nodes)
     estimates = [None if np.isnan(e) else float(e) for e in columns.estimate_s]
     rows = zip(columns.submit_s.tolist(), columns.run_s.tolist(), columns.gpus.tolist(), strict=True)
     jobs = [
-        job(number, submit_s, run_s, gpus, columns.tenants[number], estimates[number], plan.preempt)
+        job(number, submit_s, run_s, gpus, columns.tenants[number], estimates[number], plan.preempt, whole)
         for number, (submit_s, run_s, gpus) in enumerate(rows)
     ]
     assert plan.backfill in ("none", "skip")

@@ -1,6 +1,7 @@
 """Classic priority rules as formulas over arrays: one definition for the live rules and for the compiled simulator.
 
-Each takes jobs and the moment (s), and gives a key per job, *lower first*. Run times below 1 s count as 1 s.
+Each takes jobs and the moment (s), and gives a key per job, *lower first*. Rules that divide by run times or take their
+logarithm count those below 1 s as 1 s.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ def lcfs(jobs: Jobs, now: float) -> Array:
 
 def sjf(jobs: Jobs, now: float) -> Array:
     """Shortest job first."""
-    return jobs.r
+    return jobs.estimate_s
 
 
 def saf(jobs: Jobs, now: float) -> Array:
-    """Smallest area first: run time x GPUs."""
-    return jobs.r * jobs.gpus
+    """Smallest area first: run time x GPUs, also called SRF (Carastan-Santos et al., "One can only gain by replacing
+    EASY backfilling: a simple scheduling policies case study", CCGrid 2019)."""
+    return jobs.estimate_s * jobs.gpus
 
 
 def smallest(jobs: Jobs, now: float) -> Array:

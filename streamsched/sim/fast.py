@@ -1,139 +1,354 @@
-"""The compiled fast path: one rule over one workload in milliseconds, for policy search and for baselines.
+"""Simulated scheduling at a million jobs per second, for the search of policies: arrays in, arrays out.
 
-Same semantics as the simulator over the core with greedy placement, for jobs of whole GPUs that are not preempted
-(`docs/simulator.md`); tests compare the two. At each moment: all completions, all arrivals, one pass over the queue.
+No core, no events, no tenants: one cluster, jobs that run to their end, rules that are a number per job. What happens
+at one moment, what "fits", best fit and the modes of backfilling are as in the simulator over the core, and
+`tests/sim_reference.py` states them in plain Python. The loop itself is in `fast_kernel.py`.
 
-Theory of operation. Jobs of equal size wait in one heap per size. Within a pass free GPUs only shrink, so once a job of
-a size did not fit no other of that size does: a pass looks at the best job of each size and no further, and its cost
-does not grow with the queue. After a pass that skips what does not fit, nothing that waits fits; so at a moment without
-completions only the jobs that arrive are tried. What changes order with time (WFP3, UNICEP) is scored anew in each pass
-with completions, and EASY walks the whole queue behind its blocked head: these two cost more as the queue grows.
+`numba` is in the extra `fast`. The first call compiles for some seconds; the result is kept on disk where that is
+possible (`NUMBA_CACHE_DIR`). The compiled loop runs without the GIL, so threads can search side by side.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from enum import IntEnum
+from types import ModuleType
+from typing import Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from streamsched.errors import UserError
-from streamsched.policy.formulas import FORMULAS, Jobs
+from streamsched.policy.formulas import FORMULAS, SEE_RUN_TIMES, TIMED, Jobs
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
-BACKFILLS: Final = ("none", "skip", "easy")
-"""none: the first in order that does not fit ends the pass. skip: it is passed over. easy: it is passed over, and no
-later job may delay it (Lifka, JSSPP 1995; Mu'alem & Feitelson, IEEE TPDS 2001)."""
-WHOLE_NODE_GPUS: Final = 8
-"""A job of more GPUs takes whole nodes of so many, and the rest on one more."""
+LEAST_ESTIMATE_S: Final = 1.0
+"""Rules that divide by an estimate or take its logarithm see no less than this."""
 
 
-@dataclass(frozen=True, slots=True)
+LAS_LEVELS_GPU_S: Final = (300.0, 1_800.0, 7_200.0, 36_000.0, 200_000.0)
+"""GPU-seconds at which a job goes to the next level."""
+
+
+class Backfill(IntEnum):
+    """What a pass does behind the first job in order that does not fit."""
+
+    NONE = 0
+    """The pass ends ("strict")."""
+    SKIP = 1
+    """The job is skipped, and so is every other one that does not fit; nothing is reserved."""
+    EASY = 2
+    """It gets a reservation by estimated ends; others start if it is not delayed (Lifka, JSSPP 1995; Mu'alem and
+    Feitelson, IEEE TPDS 12(6), 2001)."""
+
+
+class Rule(IntEnum):
+    """Order of the queue, by number; `Rule.named` takes names. Formulas and sources are in `policy.formulas`.
+
+    A rule that is given true run times as estimates is an oracle.
+    """
+
+    FCFS = 0
+    LCFS = 1
+    SJF = 2
+    SAF = 3
+    SMALLEST = 4
+    LARGEST = 5
+    WFP3 = 6
+    UNICEP = 7
+    F1 = 8
+    F2 = 9
+    F3 = 10
+    F4 = 11
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Raises UserError for a name that is none."""
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            raise UserError(f"no rule {name!r}; there are {', '.join(rule.name.lower() for rule in cls)}") from None
+
+    @property
+    def by_estimate(self) -> bool:
+        """The rule reads estimates of run times."""
+        return self.name.lower() in SEE_RUN_TIMES
+
+    @property
+    def by_time(self) -> bool:
+        """The order changes while jobs wait: a pass costs time in proportion to the queue."""
+        return self.name.lower() in TIMED
+
+
+class _TraceJob(Protocol):
+    @property
+    def submit_s(self) -> float: ...
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def gpus(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
 class Workload:
-    """Jobs by (submit time, order in the trace). All arrays have one entry per job."""
+    """Jobs as arrays of equal length, by time of submission; equal moments in the order of arrival."""
 
     submit_s: Floats
-    run_s: Floats
+    duration_s: Floats
     gpus: Ints
-    estimate_s: Floats
-    """What rules and backfill take the run time for; `run_s` itself makes them oracles."""
+    estimate_s: Floats | None = None
+    """What rules and EASY see of `duration_s`; None: nothing is known."""
 
     def __post_init__(self) -> None:
-        lengths = {len(self.submit_s), len(self.run_s), len(self.gpus), len(self.estimate_s)}
-        if len(lengths) != 1:
-            raise ValueError(f"arrays of different lengths: {sorted(lengths)}")
-        if np.any(np.diff(self.submit_s) < 0):
-            raise ValueError("jobs are not in order of their submission")
-        if np.any(self.gpus < 1) or np.any(self.run_s < 0):
-            raise ValueError("jobs need at least one GPU and a run time of at least 0 s")
+        """Raises ValueError when an array is not what it should be."""
+        lengths = {len(a) for a in (self.submit_s, self.duration_s, self.gpus)}
+        if self.estimate_s is not None:
+            lengths.add(len(self.estimate_s))
+            if not (np.isfinite(self.estimate_s).all() and (self.estimate_s >= 0).all()):
+                raise ValueError("an estimate is negative or not finite")
+        if len(lengths) != 1 or lengths == {0}:
+            raise ValueError(f"arrays of one length above 0 expected, not {sorted(lengths)}")
+        if not (np.isfinite(self.submit_s).all() and (np.diff(self.submit_s) >= 0).all()):
+            raise ValueError("submit_s is not ascending and finite")
+        if not (np.isfinite(self.duration_s).all() and (self.duration_s >= 0).all()):
+            raise ValueError("a duration is negative or not finite")
+        if (self.gpus < 1).any():
+            raise ValueError("a job asks for less than one GPU")
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+    @classmethod
+    def of(cls, jobs: Iterable[_TraceJob], estimate: Callable[[_TraceJob], float] | None = None) -> Self:
+        """From a trace's jobs (`loadgen.trace.read_trace(...).jobs`), which are in order of submission."""
+        listed = list(jobs)
+        return cls(
+            np.array([job.submit_s for job in listed], np.float64),
+            np.array([job.duration_s for job in listed], np.float64),
+            np.array([job.gpus for job in listed], np.int64),
+            None if estimate is None else np.array([estimate(job) for job in listed], np.float64),
+        )
+
+    def with_true_estimates(self) -> Workload:
+        """Estimates that are the run times: whatever orders or backfills by them is an oracle."""
+        return Workload(self.submit_s, self.duration_s, self.gpus, self.duration_s)
+
+    def with_noisy_estimates(self, sigma: float, seed: int) -> Workload:
+        """Run times times exp(sigma * N(0, 1)), drawn for each job."""
+        factor = np.exp(sigma * np.random.default_rng(seed).standard_normal(len(self)))
+        return Workload(self.submit_s, self.duration_s, self.gpus, self.duration_s * factor)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
-    """NaN for jobs that no empty cluster could hold."""
+    """What became of each job (arrays by job), and of the whole run."""
 
     start_s: Floats
+    """The first start."""
     finish_s: Floats
+    wait_s: Floats
+    """Start - submit; with preemption finish - submit - duration, so that lost work and restarts count as waiting."""
+    preemptions: Ints
+    """How often each was evicted."""
+    placed_at: Ints
+    placed: Ints
+    """The last nodes of job j, worker by worker: placed[placed_at[j] : placed_at[j + 1]]."""
+    queue_job_s: float
+    """Integral of the number of waiting jobs over time."""
+    busy_gpu_s: float
+    """Integral of the number of occupied GPUs over time."""
+    useful_gpu_s: float
+    """GPU-seconds of work that was finished; less than `busy_gpu_s` where work was lost or repeated."""
+    span_s: float
+    """From the first submission to the last completion."""
+    gpus: int
+    """Of the cluster."""
+    passes: int
+    queue_max: int
+    """Most jobs that waited after a pass."""
+
+    @property
+    def mean_wait_s(self) -> float:
+        return float(self.wait_s.mean())
+
+    @property
+    def utilisation(self) -> float:
+        """Useful GPU-seconds of all there were."""
+        return self.useful_gpu_s / (self.gpus * self.span_s) if self.span_s > 0 else 0.0
 
 
-RULES: Final = tuple(FORMULAS)
-_TIMED: Final = {"wfp3": 1, "unicep": 2}
-"""Numbers by which the kernel knows the rules whose order changes with time."""
+def workers_of(gpus: Ints, node_gpus: Sequence[int]) -> Ints:
+    """Nodes that each job needs. A "whole node" is the largest of the cluster (`loadgen.jobs.gang_of`)."""
+    whole = max(node_gpus)
+    return np.asarray(-(-gpus // whole), np.int64)
 
 
-def as_jobs(workload: Workload) -> Jobs:
-    """For `policy.formulas`; submissions count from the first job's."""
-    origin_s = float(workload.submit_s[0]) if len(workload.submit_s) else 0.0
-    seq = np.arange(len(workload.gpus), dtype=np.float64)
-    return Jobs(seq, workload.submit_s, workload.estimate_s, workload.gpus.astype(np.float64), origin_s)
+def fits_cluster(gpus: Ints, node_gpus: Sequence[int]) -> Bools:
+    """Which jobs fit when nothing else runs; `simulate` refuses workloads with others."""
+    sizes = np.sort(np.asarray(node_gpus, np.int64))
+    whole = int(sizes[-1])
+    count = int((sizes == whole).sum())
+    smaller = int(sizes[-count - 1]) if count < len(sizes) else 0
+    spare = count - gpus // whole
+    return np.asarray((gpus <= whole) | (spare > 0) | ((spare == 0) & (gpus % whole <= smaller)), np.bool_)
 
 
-def simulate(workload: Workload, nodes: Sequence[int], rule: str | Floats = "fcfs", backfill: str = "skip") -> Outcome:
-    """Run the workload on nodes of so many GPUs each, in order of their names.
+def static_scores(rule: Rule, jobs: Workload) -> Floats:
+    """[job] scores, higher first, of a rule that does not change with time (`policy.formulas`)."""
+    if rule.by_time:
+        raise ValueError(f"{rule.name} changes with time")
+    known = _estimates(rule.name.lower(), jobs) if rule.by_estimate else np.zeros(len(jobs))
+    seq, origin_s = np.arange(len(jobs), dtype=np.float64), float(jobs.submit_s[0])
+    return -FORMULAS[rule.name.lower()](Jobs(seq, jobs.submit_s, known, jobs.gpus.astype(np.float64), origin_s), 0.0)
 
-    `rule`: a name of `RULES`, or a static key per job, lower first. Raises UserError for unknown names.
+
+def wait_divisors(rule: Rule, jobs: Workload) -> Floats:
+    """[job] by what WFP3 and UNICEP divide the wait."""
+    r = np.maximum(_estimates(rule.name.lower(), jobs), LEAST_ESTIMATE_S)
+    return r * np.log2(jobs.gpus + 1.0) if rule is Rule.UNICEP else r
+
+
+def simulate(
+    jobs: Workload, node_gpus: Sequence[int], rule: Rule | Floats = Rule.FCFS, backfill: Backfill = Backfill.SKIP
+) -> Outcome:
+    """Run all jobs on nodes of `node_gpus` GPUs.
+
+    `rule` is one of the numbered ones, or an array of scores [job], higher first, ties by order of arrival. Raises
+    UserError when a job could never run, when estimates are needed and missing, and where numba is not installed;
+    ValueError for arrays that do not match.
     """
-    if backfill not in BACKFILLS:
-        raise UserError(f"unknown backfill {backfill!r}: choose one of {', '.join(BACKFILLS)}")
-    if isinstance(rule, str) and rule not in RULES:
-        raise UserError(f"unknown rule {rule!r}: choose one of {', '.join(RULES)}")
-    timed = _TIMED.get(rule, 0) if isinstance(rule, str) else 0
-    key = FORMULAS[rule](as_jobs(workload), 0.0) if isinstance(rule, str) else np.asarray(rule, dtype=np.float64)
-    free = np.asarray(nodes, dtype=np.int64)
-    sizes, size_of = np.unique(workload.gpus, return_inverse=True)
-    able = np.array([_fits_empty(free, int(g)) for g in sizes], dtype=np.bool_)
-    start, finish = _kernel()(
-        workload.submit_s.astype(np.float64),
-        workload.run_s.astype(np.float64),
-        np.maximum(1.0, workload.estimate_s.astype(np.float64)),
-        key,
-        timed,
-        BACKFILLS.index(backfill),
-        sizes.astype(np.int64),
-        np.log2(sizes + 1.0),
-        size_of.astype(np.int64),
-        able,
-        free,
+    kernel = _kernel()
+    _refuse_what_cannot_run(jobs, node_gpus)
+    if backfill is Backfill.EASY:
+        _estimates("EASY backfilling", jobs)
+    nothing = np.zeros(len(jobs))
+    if isinstance(rule, Rule) and rule.by_time:
+        number = kernel.BY_WFP3 if rule is Rule.WFP3 else kernel.BY_UNICEP
+        order, divisor = np.arange(len(jobs)), wait_divisors(rule, jobs)
+    else:
+        number, divisor = kernel.BY_RANK, nothing
+        order = _order(static_scores(rule, jobs) if isinstance(rule, Rule) else rule, len(jobs))
+    start, finish, placed_at, placed, sums = kernel.run(
+        _floats(jobs.submit_s),
+        _floats(jobs.duration_s),
+        _ints(jobs.gpus),
+        nothing if jobs.estimate_s is None else _floats(jobs.estimate_s),
+        divisor,
+        _ints(node_gpus),
+        order,
+        number,
+        int(backfill),
     )
-    return Outcome(start, finish)
+    preemptions = np.zeros(len(jobs), np.int64)
+    return _outcome(jobs, node_gpus, start, finish, start - jobs.submit_s, preemptions, placed_at, placed, sums)
 
 
-def _fits_empty(free: Ints, gpus: int) -> bool:
-    if gpus <= WHOLE_NODE_GPUS:
-        return bool(np.any(free >= gpus))
-    whole, rest = divmod(gpus, WHOLE_NODE_GPUS)
-    able = int(np.sum(free >= WHOLE_NODE_GPUS))
-    if not rest:
-        return able >= whole
-    return able >= whole and int(np.sum(free >= rest)) > whole
+def simulate_las(
+    jobs: Workload,
+    node_gpus: Sequence[int],
+    levels_gpu_s: Sequence[float] = LAS_LEVELS_GPU_S,
+    restart_s: float = 60.0,
+    checkpoint_s: float = 600.0,
+) -> Outcome:
+    """Preemptive least attained service with discrete levels (Gu et al., "Tiresias", NSDI 2019, section 3.3: 2D-LAS).
+
+    The order is (level, arrival); a job's level is how many of `levels_gpu_s` its GPUs x time on them has reached. A
+    waiting job that does not fit evicts running jobs of higher levels, the last in order first, and no more than it
+    needs; those lose what they did since the last checkpoint (every `checkpoint_s` of work in a stretch) and do
+    nothing for `restart_s` when they run again. They keep their level. Passes are at arrivals, completions and when a
+    job reaches a level; whatever fits behind a job that does not is started. No run times are seen. Errors as
+    `simulate`. Costs O(queue + running) per job started: in heavy overload it is far from the speed of `simulate`.
+    """
+    kernel = _kernel()
+    _refuse_what_cannot_run(jobs, node_gpus)
+    thresholds = np.asarray(levels_gpu_s, np.float64)
+    if (np.diff(thresholds) <= 0).any() or (thresholds <= 0).any() or restart_s < 0 or checkpoint_s <= 0:
+        raise ValueError("levels ascend from above 0; restart_s is at least 0, checkpoint_s above 0")
+    start, finish, preemptions, _, placed_at, placed, sums = kernel.run_las(
+        _floats(jobs.submit_s),
+        _floats(jobs.duration_s),
+        _ints(jobs.gpus),
+        _ints(node_gpus),
+        thresholds,
+        float(restart_s),
+        float(checkpoint_s),
+    )
+    wait = finish - jobs.submit_s - jobs.duration_s
+    return _outcome(jobs, node_gpus, start, finish, wait, preemptions, placed_at, placed, sums)
 
 
-@cache
-def _kernel() -> Callable[..., Any]:
+def _outcome(
+    jobs: Workload,
+    node_gpus: Sequence[int],
+    start: Floats,
+    finish: Floats,
+    wait: Floats,
+    preemptions: Ints,
+    placed_at: Ints,
+    placed: Ints,
+    sums: Floats,
+) -> Outcome:
+    return Outcome(
+        start_s=start,
+        finish_s=finish,
+        wait_s=wait,
+        preemptions=preemptions,
+        placed_at=placed_at,
+        placed=placed,
+        queue_job_s=float(sums[0]),
+        busy_gpu_s=float(sums[1]),
+        useful_gpu_s=float((jobs.duration_s * jobs.gpus).sum()),
+        span_s=float(finish.max() - jobs.submit_s[0]),
+        gpus=sum(node_gpus),
+        passes=int(sums[2]),
+        queue_max=int(sums[3]),
+    )
+
+
+def _kernel() -> ModuleType:
     try:
         from . import fast_kernel
-    except ImportError as error:
-        raise UserError(f"the fast path needs numba ({error}): pip install 'streamsched[fast]'") from None
-    return fast_kernel.run
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            raise
+        raise UserError("the fast simulation needs numba: pip install 'streamsched[fast]'") from None
+    return fast_kernel
 
 
-def bounded_slowdown(workload: Workload, outcome: Outcome, at_least_s: float = 10.0) -> Floats:
-    """max(1, completion time / max(run time, bound)) per job (Feitelson et al., JSSPP 1997)."""
-    jct = outcome.finish_s - workload.submit_s
-    return np.maximum(1.0, jct / np.maximum(workload.run_s, at_least_s))
+def _refuse_what_cannot_run(jobs: Workload, node_gpus: Sequence[int]) -> None:
+    if not len(node_gpus) or min(node_gpus) < 1:
+        raise UserError("a cluster needs at least one node, and each at least one GPU")
+    fits = fits_cluster(jobs.gpus, node_gpus)
+    if not fits.all():
+        first = int(np.argmin(fits))
+        raise UserError(
+            f"{int((~fits).sum())} of {len(jobs)} jobs can never run on these nodes, the first is number {first} with"
+            f" {int(jobs.gpus[first])} GPUs; leave them out (fits_cluster)"
+        )
 
 
-def nan_free(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
+def _estimates(who: str, jobs: Workload) -> Floats:
+    if jobs.estimate_s is None:
+        raise UserError(
+            f"{who} needs estimates of run times, and this workload has none (estimates: user, true or noisy)"
+        )
+    return jobs.estimate_s
 
 
-def mean(values: Floats) -> float:
-    """Of those that are not NaN; NaN when there are none."""
-    left = nan_free(values)
-    return math.fsum(left) / len(left) if len(left) else math.nan
+def _order(scores: Floats, total: int) -> Ints:
+    """Jobs by score, higher first, ties by arrival."""
+    if scores.shape != (total,) or np.isnan(scores).any():
+        raise ValueError(f"scores: {total} numbers expected, not {scores.shape} or NaN")
+    return np.argsort(-scores, kind="stable").astype(np.int64)
+
+
+def _floats(values: Floats) -> Floats:
+    return np.ascontiguousarray(values, np.float64)
+
+
+def _ints(values: Ints | Sequence[int]) -> Ints:
+    return np.ascontiguousarray(values, np.int64)

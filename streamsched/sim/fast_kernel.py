@@ -1,341 +1,899 @@
-"""The event loop of `fast.py`, compiled by numba. Plain arrays and loops; see there for what it does and why.
+"""The compiled event loop (numba). `fast.py` is its front; nothing else imports this module.
 
-A heap is an array of job numbers ordered by (key, number), its length kept apart.
+Theory of operation
+-------------------
+A job's room depends on its number of GPUs alone, and what fits only shrinks within a pass. So the queue is held as
+*lanes*, one for each number of GPUs asked for, each in the order of the rule:
+
+- Room is monotone: where g GPUs fit, so do fewer (a gang of whole nodes and a remainder included). A pass with skipping
+  therefore ends the lanes from the first that does not fit upwards, and never looks at a second job of such a lane.
+- The order of a static rule is known before the run: each job has a rank. A lane is a segment tree over its jobs by
+  rank that holds the least estimate among the waiting ones; the first waiting job behind a rank, or the first that is
+  short enough for EASY, is found in O(log jobs). Thus the cost of a pass hardly depends on the length of the queue.
+- Rules that change with time (WFP3, UNICEP) have no such order: they are evaluated for the whole queue once for each
+  job started, and with EASY the queue is sorted once for each pass that has a blocked job and any free room. These cost
+  O(queue) per started job.
+
+All functions are in this file on purpose: numba's cache of compiled code notices changes of the file of the entry
+function only.
+
+Units: seconds and GPUs; jobs and nodes are numbers from 0. Nothing is kept between calls.
 """
-
-# numba infers types itself, and its decorator is untyped
-# mypy: disallow-untyped-decorators=False
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Final, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
-_WHOLE = 8
-_WFP3 = 1
-_STRICT, _SKIP, _EASY = 0, 1, 2
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+BACKFILL_NONE: Final = 0
+BACKFILL_SKIP: Final = 1
+BACKFILL_EASY: Final = 2
+
+BY_RANK: Final = 0
+BY_WFP3: Final = 1
+BY_UNICEP: Final = 2
+
+OVERDUE_S: Final = 1e-3
+"""No running job is taken to end sooner than this after now, however long ago it should have ended."""
+
+_ANY: Final = float(np.finfo(np.float64).max)
+"""Later than any end, and still less than the infinity that marks an absent job."""
+_NO_RANK: Final = int(np.iinfo(np.int64).max)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-@njit(cache=True)
-def _before(a: int, b: int, key: Any) -> bool:
-    return bool(key[a] < key[b] or (key[a] == key[b] and a < b))
+def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compiled with the entry function, on which the cache is."""
+    return cast("Callable[_P, _R]", njit(nogil=True)(function))
 
 
-@njit(cache=True)
-def _push(heap: Any, length: int, item: int, key: Any) -> int:
-    at = length
-    while at > 0:
-        above = (at - 1) >> 1
-        if not _before(item, heap[above], key):
+def _inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """As `_compiled`, and inlined wherever it is called: LLVM then drops most of the reference counting of arrays,
+    which would cost half as much again as the work itself."""
+    return cast("Callable[_P, _R]", njit(nogil=True, forceinline=True)(function))
+
+
+def _entry(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compiled and kept on disk, beside this file or in the user's cache; only compiled where nothing is writable."""
+    try:
+        return cast("Callable[_P, _R]", njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # "no locator available": numba found no folder that it may write to
+        return _compiled(function)
+
+
+# ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Nodes(NamedTuple):
+    free: Ints
+    """[node] free GPUs."""
+    having: Ints
+    """[g] nodes with exactly g free GPUs; the last g is the size of the largest node, which is a "whole node"."""
+
+
+@_compiled
+def _nodes(sizes: Ints) -> Nodes:
+    nodes = Nodes(sizes.copy(), np.zeros(sizes.max() + 1, np.int64))
+    for size in sizes:
+        nodes.having[size] += 1
+    return nodes
+
+
+@_compiled
+def _copy_nodes(source: Nodes, target: Nodes) -> None:
+    target.free[:] = source.free
+    target.having[:] = source.having
+
+
+@_inlined
+def _change(nodes: Nodes, node: int, gpus: int) -> None:
+    """`gpus` more are free on `node` (fewer where negative)."""
+    free = nodes.free[node]
+    nodes.having[free] -= 1
+    nodes.having[free + gpus] += 1
+    nodes.free[node] = free + gpus
+
+
+@_inlined
+def _free(nodes: Nodes) -> int:
+    free = 0
+    for gpus in range(1, nodes.having.shape[0]):
+        free += gpus * nodes.having[gpus]
+    return free
+
+
+@_inlined
+def _level(nodes: Nodes, gpus: int) -> int:
+    """The fewest free GPUs, at least `gpus`, that some node has; -1 if none has."""
+    for level in range(gpus, nodes.having.shape[0]):
+        if nodes.having[level] > 0:
+            return level
+    return -1
+
+
+@_inlined
+def _fits(nodes: Nodes, gpus: int) -> bool:
+    whole = int(nodes.having.shape[0]) - 1
+    if gpus <= whole:
+        return _level(nodes, gpus) >= 0
+    spare = int(nodes.having[whole]) - gpus // whole
+    if spare != 0 or gpus % whole == 0:
+        return spare >= 0
+    level = _level(nodes, gpus % whole)
+    return 0 <= level < whole
+
+
+@_inlined
+def _take(nodes: Nodes, gpus: int, placed: Ints, at: int) -> None:
+    """Place a job that fits, worker by worker, and write its nodes to `placed[at:]`.
+
+    Whole nodes first, the lowest numbers; the remainder by best fit. The nodes taken whole have nothing free any more,
+    so the remainder goes to another.
+    """
+    whole = nodes.having.shape[0] - 1
+    node = -1
+    while gpus > 0:
+        worker = min(gpus, whole)
+        level = _level(nodes, worker)
+        node = node + 1 if worker == whole else 0
+        while nodes.free[node] != level:
+            node += 1
+        _change(nodes, node, -worker)
+        placed[at] = node
+        at += 1
+        gpus -= worker
+
+
+@_inlined
+def _shift(nodes: Nodes, gpus: int, placed: Ints, at: int, sign: int) -> None:
+    """Free (`sign` 1) or occupy (-1) the nodes of a placed job."""
+    whole = nodes.having.shape[0] - 1
+    while gpus > 0:
+        worker = min(gpus, whole)
+        _change(nodes, placed[at], sign * worker)
+        at += 1
+        gpus -= worker
+
+
+@_compiled
+def _placed_at(gpus: Ints, whole: int) -> Ints:
+    """[job + 1] where the nodes of a job begin in the list of all placements."""
+    begin = np.zeros(gpus.shape[0] + 1, np.int64)
+    for job in range(gpus.shape[0]):
+        begin[job + 1] = begin[job] + (gpus[job] + whole - 1) // whole
+    return begin
+
+
+# ── running jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Running(NamedTuple):
+    length: Ints
+    """[1]"""
+    end: Floats
+    """Binary heap of completions: equal moments in any order, since all of a moment happen before its pass."""
+    job: Ints
+    """[place in the heap]"""
+    due: Floats
+    """Estimated ends, ascending (EASY only)."""
+    due_job: Ints
+
+
+@_compiled
+def _running(capacity: int) -> Running:
+    return Running(
+        np.zeros(1, np.int64),
+        np.empty(capacity),
+        np.empty(capacity, np.int64),
+        np.empty(capacity),
+        np.empty(capacity, np.int64),
+    )
+
+
+@_inlined
+def _push_end(running: Running, end: float, job: int) -> None:
+    place = running.length[0]
+    running.length[0] += 1
+    while place > 0:
+        parent = (place - 1) >> 1
+        if running.end[parent] <= end:
             break
-        heap[at] = heap[above]
-        at = above
-    heap[at] = item
-    return length + 1
+        running.end[place] = running.end[parent]
+        running.job[place] = running.job[parent]
+        place = parent
+    running.end[place] = end
+    running.job[place] = job
 
 
-@njit(cache=True)
-def _pop(heap: Any, length: int, key: Any) -> int:
-    """Take the first out; returns the new length."""
-    length -= 1
-    item = heap[length]
-    at = 0
+@_inlined
+def _pop_end(running: Running) -> int:
+    """The job that ends first."""
+    first = running.job[0]
+    running.length[0] -= 1
+    length = running.length[0]
+    end, job = running.end[length], running.job[length]
+    place = 0
     while True:
-        child = 2 * at + 1
+        child = 2 * place + 1
         if child >= length:
             break
-        if child + 1 < length and _before(heap[child + 1], heap[child], key):
+        if child + 1 < length and running.end[child + 1] < running.end[child]:
             child += 1
-        if not _before(heap[child], item, key):
+        if end <= running.end[child]:
             break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = item
-    return length
+        running.end[place] = running.end[child]
+        running.job[place] = running.job[child]
+        place = child
+    running.end[place] = end
+    running.job[place] = job
+    return int(first)
 
 
-@njit(cache=True)
-def _best_fit(free: Any, gpus: int, taken: Any, n_taken: int) -> int:
-    """The node with the fewest free GPUs that suffice, lowest number first, not among the taken ones; -1: none."""
-    best = -1
-    for node in range(len(free)):
-        if free[node] >= gpus and (best < 0 or free[node] < free[best]):
-            skip = False
-            for i in range(n_taken):
-                if taken[i] == node:
-                    skip = True
-                    break
-            if not skip:
-                best = node
-                if free[node] == gpus and n_taken == 0:
-                    break
+@_inlined
+def _insert_due(running: Running, due: float, job: int) -> None:
+    """Called after `_push_end`: `length` counts the new job."""
+    place = running.length[0] - 1
+    while place > 0 and running.due[place - 1] > due:
+        running.due[place] = running.due[place - 1]
+        running.due_job[place] = running.due_job[place - 1]
+        place -= 1
+    running.due[place] = due
+    running.due_job[place] = job
+
+
+@_inlined
+def _remove_due(running: Running, due: float, job: int) -> None:
+    """Called after `_pop_end`: `length` leaves the job out."""
+    place = np.searchsorted(running.due[: running.length[0] + 1], due)
+    while running.due_job[place] != job:
+        place += 1
+    for later in range(place, running.length[0]):
+        running.due[later] = running.due[later + 1]
+        running.due_job[later] = running.due_job[later + 1]
+
+
+# ── the queue ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Lanes(NamedTuple):
+    size: Ints
+    """[lane] GPUs, ascending."""
+    of: Ints
+    """[job] its lane."""
+    waiting: Ints
+    """[lane] jobs that wait."""
+    begin: Ints
+    """[lane + 1] where the lane begins in `jobs`."""
+    jobs: Ints
+    """All jobs (also those yet to come) by lane, then rank."""
+    place: Ints
+    """[job] its place in its lane."""
+    rank: Ints
+    """[job] its place in the order of a static rule."""
+    width: Ints
+    """[lane] leaves of its tree, a power of two."""
+    root: Ints
+    """[lane] the lane's tree is tree[root + 1 :], its leaves tree[root + width :]."""
+    tree: Floats
+    """Least estimate of the waiting jobs below; infinite where none waits."""
+    first: Ints
+    """[lane] least rank of its waiting jobs, `_NO_RANK` if none waits (rules by rank only)."""
+
+
+@_compiled
+def _lanes(gpus: Ints, order: Ints) -> Lanes:
+    """`order`: all jobs in the order of a static rule."""
+    total = gpus.shape[0]
+    per_size = np.zeros(gpus.max() + 1, np.int64)
+    for job in range(total):
+        per_size[gpus[job]] += 1
+    size = np.flatnonzero(per_size).astype(np.int64)
+    lane_of_size = np.zeros(per_size.shape[0], np.int64)
+    begin = np.zeros(size.shape[0] + 1, np.int64)
+    width = np.ones(size.shape[0], np.int64)
+    root = np.zeros(size.shape[0], np.int64)
+    leaves = 0
+    for lane in range(size.shape[0]):
+        lane_of_size[size[lane]] = lane
+        begin[lane + 1] = begin[lane] + per_size[size[lane]]
+        while width[lane] < per_size[size[lane]]:
+            width[lane] *= 2
+        root[lane] = leaves
+        leaves += 2 * width[lane]
+    of = np.empty(total, np.int64)
+    place = np.empty(total, np.int64)
+    rank = np.empty(total, np.int64)
+    jobs = np.empty(total, np.int64)
+    taken = np.zeros(size.shape[0], np.int64)
+    for r in range(total):
+        job = order[r]
+        lane = lane_of_size[gpus[job]]
+        of[job], rank[job], place[job] = lane, r, taken[lane]
+        jobs[begin[lane] + taken[lane]] = job
+        taken[lane] += 1
+    waiting = np.zeros(size.shape[0], np.int64)
+    first = np.full(size.shape[0], _NO_RANK, np.int64)
+    return Lanes(size, of, waiting, begin, jobs, place, rank, width, root, np.full(leaves, np.inf), first)
+
+
+@_inlined
+def _set_leaf(lanes: Lanes, job: int, value: float) -> None:
+    lane = lanes.of[job]
+    root = lanes.root[lane]
+    i = lanes.width[lane] + lanes.place[job]
+    lanes.tree[root + i] = value
+    i >>= 1
+    while i > 0:
+        least = min(lanes.tree[root + 2 * i], lanes.tree[root + 2 * i + 1])
+        if lanes.tree[root + i] == least:
+            break
+        lanes.tree[root + i] = least
+        i >>= 1
+
+
+@_inlined
+def _find(lanes: Lanes, lane: int, place: int, now: float, latest: float) -> int:
+    """The first waiting job of the lane from `place` on with now + estimate <= latest; -1 if there is none."""
+    root, width = lanes.root[lane], lanes.width[lane]
+    if place >= width:
+        return -1
+    i = width + place
+    while now + lanes.tree[root + i] > latest:
+        while i & 1:  # a right child, or the root: what lies behind is behind its parent
+            i >>= 1
+        if i == 0:
+            return -1
+        i += 1
+    while i < width:
+        i *= 2
+        if now + lanes.tree[root + i] > latest:
+            i += 1
+    return int(lanes.jobs[lanes.begin[lane] + i - width])
+
+
+@_compiled
+def _place_behind(lanes: Lanes, lane: int, rank: int) -> int:
+    """Place in the lane of the first job, waiting or not, of a larger rank."""
+    low, high = lanes.begin[lane], lanes.begin[lane + 1]
+    while low < high:
+        middle = (low + high) >> 1
+        if lanes.rank[lanes.jobs[middle]] > rank:
+            high = middle
+        else:
+            low = middle + 1
+    return int(low - lanes.begin[lane])
+
+
+@_inlined
+def _enqueue(lanes: Lanes, job: int, estimate: float) -> None:
+    lane = lanes.of[job]
+    lanes.waiting[lane] += 1
+    _set_leaf(lanes, job, estimate)
+    lanes.first[lane] = min(lanes.first[lane], lanes.rank[job])
+
+
+@_inlined
+def _dequeue(lanes: Lanes, job: int) -> None:
+    lane = lanes.of[job]
+    lanes.waiting[lane] -= 1
+    _set_leaf(lanes, job, np.inf)
+    if lanes.first[lane] == lanes.rank[job]:
+        following = _find(lanes, lane, lanes.place[job] + 1, 0.0, _ANY) if lanes.waiting[lane] > 0 else -1
+        lanes.first[lane] = lanes.rank[following] if following >= 0 else _NO_RANK
+
+
+@_inlined
+def _lanes_that_fit(lanes: Lanes, nodes: Nodes) -> int:
+    """Jobs of the lanes below fit, and no others."""
+    lane = 0
+    while lane < lanes.size.shape[0] and _fits(nodes, lanes.size[lane]):
+        lane += 1
+    return lane
+
+
+# ── passes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class World(NamedTuple):
+    duration: Floats
+    submit: Floats
+    gpus: Ints
+    estimate: Floats
+    """Zeros where there are none."""
+    divisor: Floats
+    """By what UNICEP and WFP3 divide the wait."""
+    nodes: Nodes
+    later: Nodes
+    """Scratch: the nodes at the shadow time."""
+    running: Running
+    lanes: Lanes
+    order: Ints
+    """All jobs in the order of the rule by rank."""
+    queue: Ints
+    """Waiting jobs in order of arrival (rules that change with time only)."""
+    queued: Ints
+    """[1] how many wait."""
+    start: Floats
+    placed_at: Ints
+    placed: Ints
+    """The nodes of job j, worker by worker: placed[placed_at[j] : placed_at[j + 1]]."""
+
+
+@_inlined
+def _start(world: World, job: int, now: float, backfill: int) -> None:
+    _take(world.nodes, world.gpus[job], world.placed, world.placed_at[job])
+    world.start[job] = now
+    _push_end(world.running, now + world.duration[job], job)
+    if backfill == BACKFILL_EASY:
+        _insert_due(world.running, now + world.estimate[job], job)
+    world.queued[0] -= 1
+
+
+@_inlined
+def _complete(world: World, backfill: int) -> int:
+    job = _pop_end(world.running)
+    if backfill == BACKFILL_EASY:
+        _remove_due(world.running, world.start[job] + world.estimate[job], job)
+    _shift(world.nodes, world.gpus[job], world.placed, world.placed_at[job], 1)
+    return job
+
+
+@_inlined
+def _first_rank(lanes: Lanes, end: int) -> int:
+    """The least rank that waits in the lanes below `end`."""
+    best = _NO_RANK
+    for lane in range(end):
+        best = min(best, lanes.first[lane])
     return best
 
 
-@njit(cache=True)
-def _place(free: Any, gpus: int, nodes: Any, counts: Any) -> int:
-    """Take the GPUs of a job: how many nodes it got (written to `nodes`, `counts`), 0 when it does not fit."""
-    if gpus <= _WHOLE:
-        node = _best_fit(free, gpus, nodes, 0)
-        if node < 0:
-            return 0
-        nodes[0], counts[0] = node, gpus
-        free[node] -= gpus
-        return 1
-    whole, rest = gpus // _WHOLE, gpus % _WHOLE
-    found = 0
-    # Whole nodes by best fit are the fullest that have eight free; lowest number first among equals.
-    while found < whole:
-        node = _best_fit(free, _WHOLE, nodes, found)
-        if node < 0:
-            return 0
-        nodes[found], counts[found] = node, _WHOLE
-        found += 1
-    if rest:
-        node = _best_fit(free, rest, nodes, found)
-        if node < 0:
-            return 0
-        nodes[found], counts[found] = node, rest
-        found += 1
-    for i in range(found):
-        free[nodes[i]] -= counts[i]
-    return found
+@_inlined
+def _pass_by_rank(world: World, now: float, backfill: int) -> None:
+    lanes = world.lanes
+    fitting = _lanes_that_fit(lanes, world.nodes)
+    while fitting > 0:
+        rank = _first_rank(lanes, fitting if backfill == BACKFILL_SKIP else lanes.size.shape[0])
+        if rank == _NO_RANK:
+            return
+        job = world.order[rank]
+        if lanes.of[job] >= fitting:  # never with skipping
+            if backfill == BACKFILL_EASY:
+                _backfill_by_rank(world, job, now)
+            return
+        _start(world, job, now, backfill)
+        _dequeue(lanes, job)
+        fitting = _lanes_that_fit(lanes, world.nodes)
 
 
-@njit(cache=True)
-def _score(job: int, now: float, timed: int, submit: Any, estimate: Any, gpus: int, log_gpus: float) -> float:
-    """As `policy.formulas`, lower first."""
-    wait = now - submit[job]
-    if timed == _WFP3:
-        ratio = wait / estimate[job]
-        return float(-(ratio * ratio * ratio) * gpus)
-    return float(-wait / (log_gpus * estimate[job]))
-
-
-@njit(cache=True)
-def run(
-    submit: Any,
-    run_s: Any,
-    estimate: Any,
-    static_key: Any,
-    timed: int,
-    backfill: int,
-    sizes: Any,
-    log_sizes: Any,
-    size_of: Any,
-    able: Any,
-    node_gpus: Any,
-) -> Any:
-    """(start, finish) of each job, seconds; NaN for jobs of sizes that are not `able`."""
-    n, k, m = len(submit), len(sizes), len(node_gpus)
-    start = np.full(n, np.nan)
-    finish = np.full(n, np.nan)
-    free = node_gpus.copy()
-    key = static_key.copy()
-
-    # The heap of each size has its own stretch of one array.
-    first = np.zeros(k + 1, np.int64)
-    for j in range(n):
-        first[size_of[j] + 1] += 1
-    for c in range(k):
-        first[c + 1] += first[c]
-    waiting = np.empty(n, np.int64)
-    length = np.zeros(k, np.int64)
-
-    running = np.empty(n, np.int64)
-    n_running = 0
-    most = 1
-    for c in range(k):
-        if able[c]:
-            most = max(most, sizes[c] // _WHOLE + 1)
-    held_nodes = np.empty((n, most), np.int32)
-    held_counts = np.empty((n, most), np.int32)
-    n_held = np.zeros(n, np.int64)
-    nodes = np.empty(m + 1, np.int64)
-    counts = np.empty(m + 1, np.int64)
-    failed = np.zeros(k, np.bool_)
-
-    arriving = 0
-    while arriving < n or n_running > 0:
-        while arriving < n and not able[size_of[arriving]]:
-            arriving += 1  # what can never run makes no moment
-        if arriving == n and n_running == 0:
-            break
-        now = np.inf
-        if arriving < n:
-            now = submit[arriving]
-        if n_running > 0 and finish[running[0]] < now:
-            now = finish[running[0]]
-
-        completed = False
-        while n_running > 0 and finish[running[0]] == now:
-            job = running[0]
-            n_running = _pop(running, n_running, finish)
-            for i in range(n_held[job]):
-                free[held_nodes[job, i]] += held_counts[job, i]
-            completed = True
-        came = arriving
-        while arriving < n and submit[arriving] == now:
-            c = size_of[arriving]
-            if able[c]:
-                if timed:
-                    waiting[first[c] + length[c]] = arriving
-                    length[c] += 1
-                else:
-                    length[c] = _push(waiting[first[c] : first[c + 1]], length[c], arriving, key)
-            arriving += 1
-
-        for c in range(k):
-            failed[c] = length[c] == 0
-        if backfill == _SKIP and not completed:
-            # Nothing that waited fits: only sizes of which all that wait have just come can.
-            for c in range(k):
-                if not failed[c]:
-                    fresh = 0
-                    for j in range(came, arriving):
-                        if size_of[j] == c:
-                            fresh += 1
-                    failed[c] = fresh < length[c]
-        if timed:
-            for c in range(k):
-                if not failed[c] or backfill == _EASY:
-                    for i in range(length[c]):
-                        j = waiting[first[c] + i]
-                        key[j] = _score(j, now, timed, submit, estimate, sizes[c], log_sizes[c])
-                    # Build a heap from what is there.
-                    heap = waiting[first[c] : first[c + 1]]
-                    for i in range(length[c]):
-                        _push(heap, i, heap[i], key)
-
-        head = -1
-        while True:
-            best = -1
-            for c in range(k):
-                if not failed[c] and (best < 0 or _before(waiting[first[c]], waiting[first[best]], key)):
-                    best = c
-            if best < 0:
+@_compiled
+def _shadow(world: World, blocked: int, now: float) -> float:
+    """When the blocked job would fit if estimates were true; `world.later` becomes the nodes of that moment."""
+    running, later = world.running, world.later
+    _copy_nodes(world.nodes, later)
+    shadow = now
+    for place in range(running.length[0]):
+        due = max(running.due[place], now + OVERDUE_S)
+        if due > shadow:  # all that end at one moment are released before one looks
+            if _fits(later, world.gpus[blocked]):
                 break
-            job = waiting[first[best]]
-            got = _place(free, sizes[best], nodes, counts)
-            if got == 0:
-                if backfill != _SKIP:
-                    head = job
-                    break
-                failed[best] = True
-                continue
-            length[best] = _pop(waiting[first[best] : first[best + 1]], length[best], key)
-            if length[best] == 0:
-                failed[best] = True
-            start[job], finish[job] = now, now + run_s[job]
-            n_held[job] = got
-            for i in range(got):
-                held_nodes[job, i], held_counts[job, i] = nodes[i], counts[i]
-            n_running = _push(running, n_running, job, finish)
-
-        if head >= 0 and backfill == _EASY:
-            n_running = _easy(
-                now, head, run_s, estimate, key, sizes, size_of, first, waiting, length, free, running, n_running,
-                start, finish, held_nodes, held_counts, n_held, nodes, counts,
-            )  # fmt: skip
-    return start, finish
+            shadow = due
+        job = running.due_job[place]
+        _shift(later, world.gpus[job], world.placed, world.placed_at[job], 1)
+    return shadow
 
 
-@njit(cache=True)
-def _easy(
-    now: float, head: int, run_s: Any, estimate: Any, key: Any, sizes: Any, size_of: Any, first: Any,
-    waiting: Any, length: Any, free: Any, running: Any, n_running: int, start: Any, finish: Any, held_nodes: Any,
-    held_counts: Any, n_held: Any, nodes: Any, counts: Any,
-) -> int:  # fmt: skip
-    """Start later jobs that do not delay the head: they end before its shadow time, or leave it room then.
+@_compiled
+def _leaves_room(world: World, gpus: int, blocked: int, scratch: Ints) -> bool:
+    """Whether the blocked job still fits at the shadow time if a job of `gpus`, placed now, runs on by then."""
+    _take(world.nodes, gpus, scratch, 0)
+    _shift(world.nodes, gpus, scratch, 0, 1)
+    _shift(world.later, gpus, scratch, 0, -1)
+    fits = _fits(world.later, world.gpus[blocked])
+    _shift(world.later, gpus, scratch, 0, 1)
+    return fits
 
-    A job that runs beyond its estimate is taken to end right now.
+
+@_compiled
+def _keep_at_shadow(world: World, job: int, now: float, shadow: float) -> None:
+    """A job that was just backfilled is taken to occupy its nodes at the shadow time if it runs beyond."""
+    if now + world.estimate[job] > shadow:
+        _shift(world.later, world.gpus[job], world.placed, world.placed_at[job], -1)
+
+
+@_compiled
+def _backfill_by_rank(world: World, blocked: int, now: float) -> None:
+    lanes = world.lanes
+    shadow = _shadow(world, blocked, now)
+    scratch = np.empty(world.nodes.free.shape[0], np.int64)
+    rank = lanes.rank[blocked]
+    while rank != _NO_RANK:
+        behind, rank = rank, _NO_RANK
+        for lane in range(_lanes_that_fit(lanes, world.nodes)):
+            if lanes.waiting[lane] > 0:
+                latest = _ANY if _leaves_room(world, lanes.size[lane], blocked, scratch) else shadow
+                job = _find(lanes, lane, _place_behind(lanes, lane, behind), now, latest)
+                if job >= 0:
+                    rank = min(rank, lanes.rank[job])
+        if rank != _NO_RANK:
+            started = world.order[rank]
+            _start(world, started, now, BACKFILL_EASY)
+            _dequeue(lanes, started)
+            _keep_at_shadow(world, started, now, shadow)
+
+
+# ── rules that change with time ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@_inlined
+def _score(world: World, rule: int, job: int, now: float) -> float:
+    """Higher first. See `fast.Rule` for the sources."""
+    ratio = (now - world.submit[job]) / world.divisor[job]
+    if rule == BY_WFP3:
+        return float(ratio * ratio * ratio * world.gpus[job])
+    return float(ratio)
+
+
+@_inlined
+def _best(world: World, rule: int, now: float, lanes_end: int) -> int:
+    """Place in the queue of the job of the highest score, the first to arrive of equals; -1 if there is none."""
+    best, highest = -1, -np.inf
+    for place in range(world.queued[0]):
+        job = world.queue[place]
+        if world.lanes.of[job] < lanes_end:
+            score = _score(world, rule, job, now)
+            if score > highest:
+                best, highest = place, score
+    return best
+
+
+@_compiled
+def _start_from_queue(world: World, place: int, now: float, backfill: int) -> None:
+    job = world.queue[place]
+    world.lanes.waiting[world.lanes.of[job]] -= 1
+    _start(world, job, now, backfill)
+    for behind in range(place, world.queued[0]):
+        world.queue[behind] = world.queue[behind + 1]
+
+
+@_compiled
+def _pass_by_time(world: World, rule: int, now: float, backfill: int) -> None:
+    lanes = world.lanes
+    fitting = _lanes_that_fit(lanes, world.nodes)
+    while fitting > 0 and world.queued[0] > 0:
+        place = _best(world, rule, now, fitting if backfill == BACKFILL_SKIP else lanes.size.shape[0])
+        if place < 0:
+            return
+        if lanes.of[world.queue[place]] >= fitting:
+            if backfill == BACKFILL_EASY:
+                _backfill_by_time(world, rule, place, now)
+            return
+        _start_from_queue(world, place, now, backfill)
+        fitting = _lanes_that_fit(lanes, world.nodes)
+
+
+@_compiled
+def _backfill_by_time(world: World, rule: int, place: int, now: float) -> None:
+    lanes, blocked = world.lanes, world.queue[place]
+    shadow = _shadow(world, blocked, now)
+    scratch = np.empty(world.nodes.free.shape[0], np.int64)
+    latest = np.empty(lanes.size.shape[0])
+    behind, behind_score = blocked, _score(world, rule, blocked, now)
+    while place >= 0:
+        fitting = _lanes_that_fit(lanes, world.nodes)
+        for lane in range(fitting):
+            latest[lane] = _ANY if _leaves_room(world, lanes.size[lane], blocked, scratch) else shadow
+        place, highest = -1, -np.inf
+        for i in range(world.queued[0] if fitting > 0 else 0):
+            job = world.queue[i]
+            lane = lanes.of[job]
+            if lane < fitting and now + world.estimate[job] <= latest[lane]:
+                score = _score(world, rule, job, now)
+                follows = score < behind_score or (score == behind_score and job > behind)
+                if follows and score > highest:
+                    place, highest = i, score
+        if place >= 0:
+            behind, behind_score = world.queue[place], highest
+            _start_from_queue(world, place, now, BACKFILL_EASY)
+            _keep_at_shadow(world, behind, now, shadow)
+
+
+# ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_inlined
+def _arrive(world: World, rule: int, job: int) -> None:
+    if rule == BY_RANK:
+        _enqueue(world.lanes, job, world.estimate[job])
+    else:
+        world.lanes.waiting[world.lanes.of[job]] += 1
+        world.queue[world.queued[0]] = job
+    world.queued[0] += 1
+
+
+@_entry
+def run(
+    submit: Floats,
+    duration: Floats,
+    gpus: Ints,
+    estimate: Floats,
+    divisor: Floats,
+    node_gpus: Ints,
+    order: Ints,
+    rule: int,
+    backfill: int,
+) -> tuple[Floats, Floats, Ints, Ints, Floats]:
+    """Every job from arrival to completion.
+
+    Jobs are by (submit, seq); each fits the empty cluster. Returns starts [job], finishes [job], `placed_at` and
+    `placed` (see `World`), and [integral of the queue's length, integral of the busy GPUs, passes, longest queue].
     """
-    ends = np.empty(n_running, np.float64)
-    for i in range(n_running):
-        job = running[i]
-        ends[i] = max(now, start[job] + estimate[job])
-    order = np.argsort(ends, kind="mergesort")
-    # Equal ends go by number, whatever the order of the heap.
-    by_end = np.empty(n_running, np.int64)
-    for i in range(n_running):
-        by_end[i] = running[order[i]]
-    for i in range(1, n_running):
-        at = i
-        while at > 0 and (
-            max(now, start[by_end[at - 1]] + estimate[by_end[at - 1]])
-            == max(now, start[by_end[at]] + estimate[by_end[at]])
-            and by_end[at - 1] > by_end[at]
-        ):
-            by_end[at - 1], by_end[at] = by_end[at], by_end[at - 1]
-            at -= 1
-    later = free.copy()
-    shadow = np.inf
-    gpus = sizes[size_of[head]]
-    trial = later.copy()
-    i = 0
-    while i < n_running:
-        end = max(now, start[by_end[i]] + estimate[by_end[i]])
-        while i < n_running and max(now, start[by_end[i]] + estimate[by_end[i]]) == end:
-            job = by_end[i]
-            for h in range(n_held[job]):
-                later[held_nodes[job, h]] += held_counts[job, h]
-            i += 1
-        trial[:] = later
-        if _place(trial, gpus, nodes, counts) > 0:
-            shadow = end
-            break
-    total = 0
-    for c in range(len(sizes)):
-        total += length[c]
-    queue = np.empty(total, np.int64)
-    keys = np.empty(total, np.float64)
-    at = 0
-    for c in range(len(sizes)):
-        for j in range(length[c]):
-            queue[at] = waiting[first[c] + j]
-            at += 1
-    queue.sort()
-    for j in range(total):
-        keys[j] = key[queue[j]]
-    rank = np.argsort(keys, kind="mergesort")
-    gone = np.zeros(len(sizes), np.bool_)
-    for position in range(total):
-        job = queue[rank[position]]
-        if job == head:
-            continue
-        c = size_of[job]
-        got = _place(free, sizes[c], nodes, counts)
-        if got == 0:
-            continue
-        ends_later = now + estimate[job] > shadow
-        if ends_later:
-            for h in range(got):
-                later[nodes[h]] -= counts[h]
-            trial[:] = later
-            kept_nodes = nodes[:got].copy()
-            kept_counts = counts[:got].copy()
-            fits = _place(trial, gpus, nodes, counts) > 0
-            nodes[:got] = kept_nodes
-            counts[:got] = kept_counts
-            if not fits:
-                for h in range(got):
-                    free[nodes[h]] += counts[h]
-                    later[nodes[h]] += counts[h]
+    total, whole, capacity = submit.shape[0], node_gpus.max(), node_gpus.sum()
+    placed_at = _placed_at(gpus, whole)
+    world = World(
+        duration,
+        submit,
+        gpus,
+        estimate,
+        divisor,
+        _nodes(node_gpus),
+        _nodes(node_gpus),
+        _running(min(total, capacity) + 1),
+        _lanes(gpus, order),
+        order,
+        np.empty(total + 1, np.int64),
+        np.zeros(1, np.int64),
+        np.empty(total),
+        placed_at,
+        np.empty(placed_at[total], np.int64),
+    )
+    finish = np.empty(total)
+    sums = np.zeros(4)
+    arrived, busy, now = 0, 0, submit[0]
+    while arrived < total or world.running.length[0] > 0:
+        moment = submit[arrived] if arrived < total else np.inf
+        if world.running.length[0] > 0:
+            moment = min(moment, world.running.end[0])
+        sums[0] += world.queued[0] * (moment - now)
+        sums[1] += busy * (moment - now)
+        now = moment
+        while world.running.length[0] > 0 and world.running.end[0] <= now:
+            job = _complete(world, backfill)
+            finish[job] = now
+        while arrived < total and submit[arrived] <= now:
+            _arrive(world, rule, arrived)
+            arrived += 1
+        if world.queued[0] > 0:
+            if rule == BY_RANK:
+                _pass_by_rank(world, now, backfill)
+            else:
+                _pass_by_time(world, rule, now, backfill)
+            sums[2] += 1
+            sums[3] = max(sums[3], world.queued[0])
+        busy = capacity - _free(world.nodes)
+    return world.start, finish, placed_at, world.placed, sums
+
+
+# ── least attained service, with preemption ──────────────────────────────────────────────────────────────────────────
+
+
+class Shares(NamedTuple):
+    """What is known of jobs that can be evicted, by job, and the lists of those that run and wait."""
+
+    submit: Floats
+    gpus: Ints
+    nodes: Nodes
+    later: Nodes
+    """Scratch: the nodes without the victims."""
+    thresholds: Floats
+    """GPU-seconds, ascending: a job's level is how many of them it has reached."""
+    level: Ints
+    attained: Floats
+    """GPU-seconds occupied before the present stretch."""
+    remaining: Floats
+    """Seconds of work that were not saved before the present stretch."""
+    since: Floats
+    """Start of the present stretch."""
+    restart: Floats
+    """Seconds at the beginning of the present stretch in which no work is done."""
+    event: Floats
+    """When the running job next completes or reaches a level."""
+    preemptions: Ints
+    running: Ints
+    """Jobs in any order, the first `length[0]`."""
+    waiting: Ints
+    """Jobs in any order, the first `length[1]`."""
+    length: Ints
+    """[2]"""
+    start: Floats
+    placed_at: Ints
+    placed: Ints
+
+
+@_compiled
+def _next_event(shares: Shares, job: int) -> float:
+    moment = shares.since[job] + shares.restart[job] + shares.remaining[job]
+    level = shares.level[job]
+    if level < shares.thresholds.shape[0]:
+        reached = shares.since[job] + (shares.thresholds[level] - shares.attained[job]) / shares.gpus[job]
+        moment = min(moment, max(reached, shares.since[job]))
+    return float(moment)
+
+
+@_compiled
+def _begin_stretch(shares: Shares, job: int, now: float, restart_s: float) -> None:
+    _take(shares.nodes, shares.gpus[job], shares.placed, shares.placed_at[job])
+    shares.since[job] = now
+    if np.isnan(shares.start[job]):
+        shares.start[job] = now
+    else:
+        shares.restart[job] = restart_s
+    shares.event[job] = _next_event(shares, job)
+    shares.running[shares.length[0]] = job
+    shares.length[0] += 1
+
+
+@_compiled
+def _end_stretch(shares: Shares, place: int, now: float) -> int:
+    """The job at a place of `running`, which runs no more."""
+    job = int(shares.running[place])
+    shares.length[0] -= 1
+    shares.running[place] = shares.running[shares.length[0]]
+    shares.attained[job] += shares.gpus[job] * (now - shares.since[job])
+    _shift(shares.nodes, shares.gpus[job], shares.placed, shares.placed_at[job], 1)
+    return job
+
+
+@_compiled
+def _evict(shares: Shares, place: int, now: float, checkpoint_s: float) -> None:
+    """The work since the last checkpoint of the stretch is lost."""
+    job = _end_stretch(shares, place, now)
+    worked = max(0.0, now - shares.since[job] - shares.restart[job])
+    shares.remaining[job] -= np.floor(worked / checkpoint_s) * checkpoint_s
+    shares.preemptions[job] += 1
+    shares.waiting[shares.length[1]] = job
+    shares.length[1] += 1
+
+
+@_compiled
+def _victims(shares: Shares, job: int) -> Ints:
+    """Running jobs to evict so that `job` fits, none if that is not possible.
+
+    Of higher levels only. From the last in order (level, arrival) on until it fits; then the first in order of them
+    that need not go are spared.
+    """
+    running = shares.running[: shares.length[0]]
+    above = running[shares.level[running] > shares.level[job]]
+    last_first: Ints = above[np.argsort(-(shares.level[above] * shares.submit.shape[0] + above))]
+    _copy_nodes(shares.nodes, shares.later)
+    count = 0
+    while not _fits(shares.later, shares.gpus[job]):
+        if count == last_first.shape[0]:
+            return np.empty(0, np.int64)
+        victim = last_first[count]
+        _shift(shares.later, shares.gpus[victim], shares.placed, shares.placed_at[victim], 1)
+        count += 1
+    needed = np.ones(count, np.bool_)
+    for place in range(count - 1, -1, -1):
+        victim = last_first[place]
+        _shift(shares.later, shares.gpus[victim], shares.placed, shares.placed_at[victim], -1)
+        needed[place] = not _fits(shares.later, shares.gpus[job])
+        if needed[place]:
+            _shift(shares.later, shares.gpus[victim], shares.placed, shares.placed_at[victim], 1)
+    evicted: Ints = last_first[:count][needed]
+    return evicted
+
+
+@_compiled
+def _next_in_order(shares: Shares, size_end: int) -> int:
+    """Place in `waiting` of the least (level, arrival) among jobs below `size_end` GPUs; -1 if there is none."""
+    best, least = -1, _NO_RANK
+    for place in range(shares.length[1]):
+        job = shares.waiting[place]
+        key = shares.level[job] * shares.submit.shape[0] + job
+        if shares.gpus[job] < size_end and key < least:
+            best, least = place, key
+    return best
+
+
+@_compiled
+def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s: float) -> None:
+    """In order of (level, arrival). What found no room, even by eviction, will not for a later job as large."""
+    size_end = _NO_RANK
+    while True:
+        place = _next_in_order(shares, size_end)
+        if place < 0:
+            return
+        job = shares.waiting[place]
+        if not _fits(shares.nodes, shares.gpus[job]):
+            victims = _victims(shares, job)
+            if victims.shape[0] == 0:
+                size_end = shares.gpus[job]
                 continue
-        start[job], finish[job] = now, now + run_s[job]
-        n_held[job] = got
-        for h in range(got):
-            held_nodes[job, h], held_counts[job, h] = nodes[h], counts[h]
-        n_running = _push(running, n_running, job, finish)
-        gone[c] = True
-    for c in range(len(sizes)):
-        if gone[c]:
-            left = 0
-            heap = waiting[first[c] : first[c + 1]]
-            for j in range(length[c]):
-                if np.isnan(start[heap[j]]):
-                    left = _push(heap, left, heap[j], key)
-            length[c] = left
-    return n_running
+            for victim in victims:
+                at = 0
+                while shares.running[at] != victim:
+                    at += 1
+                _evict(shares, at, now, checkpoint_s)
+        shares.length[1] -= 1
+        shares.waiting[place] = shares.waiting[shares.length[1]]
+        _begin_stretch(shares, job, now, restart_s)
+
+
+@_compiled
+def _progress(shares: Shares, now: float, finish: Floats) -> None:
+    """Completions, and levels reached, of this moment."""
+    place = 0
+    while place < shares.length[0]:
+        job = shares.running[place]
+        if shares.event[job] > now:
+            place += 1
+        elif shares.since[job] + shares.restart[job] + shares.remaining[job] <= now:
+            finish[job] = now
+            _end_stretch(shares, place, now)
+        else:
+            shares.level[job] += 1
+            shares.event[job] = _next_event(shares, job)
+
+
+@_entry
+def run_las(
+    submit: Floats,
+    duration: Floats,
+    gpus: Ints,
+    node_gpus: Ints,
+    thresholds: Floats,
+    restart_s: float,
+    checkpoint_s: float,
+) -> tuple[Floats, Floats, Ints, Floats, Ints, Ints, Floats]:
+    """Returns first starts, finishes, preemptions, GPU-seconds occupied [job], and the last three of `run`."""
+    total, capacity = submit.shape[0], node_gpus.sum()
+    placed_at = _placed_at(gpus, node_gpus.max())
+    shares = Shares(
+        submit,
+        gpus,
+        _nodes(node_gpus),
+        _nodes(node_gpus),
+        thresholds,
+        np.zeros(total, np.int64),
+        np.zeros(total),
+        duration.copy(),
+        np.zeros(total),
+        np.zeros(total),
+        np.zeros(total),
+        np.zeros(total, np.int64),
+        np.empty(min(total, capacity) + 1, np.int64),
+        np.empty(total + 1, np.int64),
+        np.zeros(2, np.int64),
+        np.full(total, np.nan),
+        placed_at,
+        np.empty(placed_at[total], np.int64),
+    )
+    finish = np.empty(total)
+    sums = np.zeros(4)
+    arrived, now = 0, submit[0]
+    while arrived < total or shares.length[0] > 0:
+        moment = submit[arrived] if arrived < total else np.inf
+        for place in range(shares.length[0]):
+            moment = min(moment, shares.event[shares.running[place]])
+        sums[0] += shares.length[1] * (moment - now)
+        sums[1] += (capacity - _free(shares.nodes)) * (moment - now)
+        now = moment
+        _progress(shares, now, finish)
+        while arrived < total and submit[arrived] <= now:
+            shares.waiting[shares.length[1]] = arrived
+            shares.length[1] += 1
+            arrived += 1
+        if shares.length[1] > 0:
+            _preemptive_pass(shares, now, restart_s, checkpoint_s)
+            sums[2] += 1
+            sums[3] = max(sums[3], shares.length[1])
+    return shares.start, finish, shares.preemptions, shares.attained, placed_at, shares.placed, sums

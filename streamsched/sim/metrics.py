@@ -99,25 +99,30 @@ def from_core(result: SimResult) -> Schedule:
     )
 
 
-def from_fast(workload: Workload, outcome: Outcome, tenants: tuple[str, ...], cluster_gpus: int) -> Schedule:
+def from_fast(workload: Workload, outcome: Outcome, ran: npt.NDArray[np.bool_], tenants: tuple[str, ...]) -> Schedule:
+    """`workload` has all jobs, `outcome` is of those with `ran`; the others could never run."""
+
+    def spread(values: Any, empty: Any) -> Any:
+        whole = np.full(len(ran), empty)
+        whole[ran] = values
+        return whole
+
     return Schedule(
         submit_s=workload.submit_s,
-        run_s=workload.run_s,
+        run_s=workload.duration_s,
         gpus=workload.gpus,
-        start_s=outcome.start_s,
-        finish_s=outcome.finish_s,
-        preemptions=np.zeros(len(workload.gpus), dtype=np.int64),
+        start_s=spread(outcome.start_s, np.nan),
+        finish_s=spread(outcome.finish_s, np.nan),
+        preemptions=spread(outcome.preemptions, np.int64(0)),
         tenants=tenants,
-        cluster_gpus=cluster_gpus,
-        lines=_lines(workload, outcome),
+        cluster_gpus=outcome.gpus,
+        lines=_lines(workload.submit_s[ran], outcome.start_s, outcome.finish_s, workload.gpus[ran]),
     )
 
 
-def _lines(workload: Workload, outcome: Outcome) -> Lines:
+def _lines(submit: Floats, start: Floats, finish: Floats, gpus: Ints) -> Lines:
     """Of runs that are never stopped."""
-    ran = ~np.isnan(outcome.start_s)
-    submit, start, finish = workload.submit_s[ran], outcome.start_s[ran], outcome.finish_s[ran]
-    gpus, ones = workload.gpus[ran], np.ones(int(ran.sum()), dtype=np.int64)
+    ones = np.ones(len(gpus), dtype=np.int64)
     none = np.zeros_like(ones)
     times = np.concatenate([submit, start, finish])
     moments, at = np.unique(times, return_inverse=True)

@@ -65,13 +65,13 @@ class Estimates:
         return None
 
 
-def gang(gpus: int) -> tuple[int, int, int]:
+def gang(gpus: int, whole: int) -> tuple[int, int, int]:
     """(workers, GPUs of each, GPUs of one more): a job that fits one node is one worker, a larger one takes whole
-    nodes and the rest on one more."""
-    if gpus <= WHOLE_NODE_GPUS:
+    nodes of `whole` GPUs and the rest on one more."""
+    if gpus <= whole:
         return 1, gpus, 0
-    workers, rest = divmod(gpus, WHOLE_NODE_GPUS)
-    return workers, WHOLE_NODE_GPUS, rest
+    workers, rest = divmod(gpus, whole)
+    return workers, whole, rest
 
 
 def job(
@@ -82,9 +82,10 @@ def job(
     tenant: str = "default",
     estimate_s: float | None = None,
     preemptible: bool = False,
+    whole: int = WHOLE_NODE_GPUS,
 ) -> SimJob:
-    """`number` is the job's place in the trace and becomes its id."""
-    workers, each, rest = gang(gpus)
+    """`number` is the job's place in the trace and becomes its id; `whole`: GPUs of the cluster's largest nodes."""
+    workers, each, rest = gang(gpus, whole)
     spec = JobSpec(
         job_id=f"j{number}",
         submitted_at=submit_s,

@@ -1,90 +1,207 @@
-"""The compiled path against the plain reference: the same start times to the last bit, for every rule and backfill."""
+"""The compiled simulation against plain Python, and what must hold of every schedule."""
 
 from __future__ import annotations
 
-import math
+import itertools
+
+import pytest
+
+pytest.importorskip("numba", reason="needs the extra `fast`")
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+import sim_reference as reference
+from hypothesis import example, given
 from hypothesis import strategies as st
-from sim_reference import RefJob
-from sim_reference import simulate as by_reference
 
-from streamsched.policy.formulas import FORMULAS
-from streamsched.sim.fast import BACKFILLS, RULES, Outcome, Workload, as_jobs, simulate
+from streamsched.sim.fast import Backfill, Outcome, Rule, Workload, fits_cluster, simulate, simulate_las
+
+RULES = st.sampled_from(list(Rule))
+MODES = st.sampled_from(list(Backfill))
+CLUSTERS = st.one_of(
+    st.tuples(st.integers(1, 4), st.integers(1, 8)).map(lambda shape: [shape[1]] * shape[0]),
+    st.lists(st.integers(1, 8), min_size=1, max_size=5),
+)
+# Few distinct values, so that moments, scores and estimated ends coincide; some that do not; zero as well.
+TIMES = st.one_of(st.sampled_from([0.0, 0.0, 1.0, 2.0, 5.0]), st.floats(0, 20, width=16))
+DURATIONS = st.one_of(st.sampled_from([0.0, 1.0, 2.0, 3.0, 10.0, 100.0]), st.floats(0, 50, width=16))
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> Workload:
-    """Few distinct times and run times, so that much happens at one moment and scores tie."""
-    n = draw(st.integers(1, 24))
-    times = st.sampled_from([0.0, 1.0, 1.0, 2.5, 4.0, 9.0, 30.0])
-    submit = np.sort(np.array(draw(st.lists(times, min_size=n, max_size=n)), dtype=np.float64))
-    run = np.array(draw(st.lists(st.sampled_from([0.0, 1.0, 2.0, 5.0, 11.0, 40.0]), min_size=n, max_size=n)))
-    gpus = np.array(draw(st.lists(st.sampled_from([1, 1, 2, 3, 4, 8, 8, 12, 16, 24]), min_size=n, max_size=n)))
-    wrong = draw(st.lists(st.sampled_from([1.0, 1.0, 0.2, 3.0]), min_size=n, max_size=n))
-    return Workload(submit, run, gpus.astype(np.int64), run * np.array(wrong))
+def cases(draw: st.DrawFn) -> tuple[Workload, list[int]]:
+    """Up to 40 jobs, bursts and pauses, that all fit the empty cluster; estimates may be wrong either way."""
+    nodes = draw(CLUSTERS)
+    possible = [g for g in range(1, sum(nodes) + 1) if fits_cluster(np.array([g]), nodes)[0]]
+    sizes = st.sampled_from(draw(st.lists(st.sampled_from(possible), min_size=1, max_size=6)))
+    rows = draw(st.lists(st.tuples(TIMES, DURATIONS, sizes, DURATIONS), min_size=1, max_size=40))
+    exact = draw(st.booleans())
+    gaps, durations, gpus, estimates = (np.array(column) for column in zip(*rows, strict=True))
+    gaps[0] = 0.0
+    return Workload(np.cumsum(gaps), durations, gpus, durations if exact else estimates), nodes
 
 
-NODES = st.lists(st.sampled_from([2, 4, 8, 8, 8]), min_size=1, max_size=4)
+def reference_jobs(jobs: Workload) -> list[reference.Job]:
+    assert jobs.estimate_s is not None
+    rows = zip(
+        jobs.submit_s.tolist(), jobs.duration_s.tolist(), jobs.gpus.tolist(), jobs.estimate_s.tolist(), strict=True
+    )
+    return [reference.Job(seq, *row) for seq, row in enumerate(rows)]
 
 
-def lower_first(rule: str, workload: Workload):  # type: ignore[no-untyped-def]
-    """By the formula, of all jobs at once."""
+def random_case(jobs: int, seed: int) -> tuple[Workload, list[int]]:
+    """Longer than what Hypothesis draws: queues of dozens, whole-node gangs, wrong estimates."""
+    draw = np.random.default_rng(seed)
+    submit = np.floor(np.cumsum(draw.exponential(3.0, jobs)))
+    duration = np.ceil(draw.lognormal(3.0, 1.5, jobs))
+    gpus = draw.choice([1, 1, 1, 2, 4, 8, 12, 16, 20], jobs)
+    estimate = np.ceil(duration * draw.lognormal(0.0, 0.7, jobs))
+    return Workload(submit - submit[0], duration, gpus, estimate), [8, 8, 4, 8, 2]
 
-    def score(job: RefJob, now: float) -> float:
-        return float(FORMULAS[rule](as_jobs(workload), now)[job.number])
 
-    return score
+@given(cases(), RULES, MODES)
+@example(random_case(300, 1), Rule.FCFS, Backfill.EASY)
+@example(random_case(300, 2), Rule.SJF, Backfill.EASY)
+@example(random_case(300, 3), Rule.WFP3, Backfill.EASY)
+@example(random_case(300, 4), Rule.F1, Backfill.SKIP)
+@example(random_case(300, 5), Rule.UNICEP, Backfill.SKIP)
+@example(random_case(300, 6), Rule.SAF, Backfill.NONE)
+def test_every_job_starts_when_and_where_the_plain_reference_starts_it(
+    case: tuple[Workload, list[int]], rule: Rule, mode: Backfill
+) -> None:
+    jobs, nodes = case
+    plain = reference_jobs(jobs)
+    starts = reference.simulate(plain, nodes, reference.SCORES[rule.name.lower()], mode.name.lower())
+    outcome = simulate(jobs, nodes, rule, mode)
+    assert outcome.start_s.tolist() == starts
+    assert outcome.finish_s.tolist() == [job.end for job in plain]
+    assert nodes_of(outcome) == [[node for node, _ in job.placement] for job in plain]
 
 
-@pytest.mark.parametrize("backfill", BACKFILLS)
-@pytest.mark.parametrize("rule", RULES)
-@given(w=workloads(), nodes=NODES)
-@settings(max_examples=60)
-def test_it_starts_every_job_when_the_reference_does(rule: str, backfill: str, w: Workload, nodes: list[int]) -> None:
-    jobs = [
-        RefJob(i, *map(float, (w.submit_s[i], w.run_s[i])), int(w.gpus[i]), float(w.estimate_s[i]))
-        for i in range(len(w.gpus))
+@pytest.mark.parametrize("rule", list(Rule), ids=lambda rule: rule.name.lower())
+@pytest.mark.parametrize("mode", list(Backfill), ids=lambda mode: mode.name.lower())
+def test_no_rule_and_no_mode_is_left_out_of_the_comparison(rule: Rule, mode: Backfill) -> None:
+    jobs, nodes = random_case(150, seed=100 + 3 * rule + mode)
+    starts = reference.simulate(reference_jobs(jobs), nodes, reference.SCORES[rule.name.lower()], mode.name.lower())
+    assert simulate(jobs, nodes, rule, mode).start_s.tolist() == starts
+
+
+@given(cases(), MODES, st.data())
+def test_scores_of_ones_own_with_ties_are_followed(
+    case: tuple[Workload, list[int]], mode: Backfill, data: st.DataObject
+) -> None:
+    jobs, nodes = case
+    scores = data.draw(st.lists(st.sampled_from([-1.0, 0.0, -0.0, 2.5]), min_size=len(jobs), max_size=len(jobs)))
+    starts = reference.simulate(reference_jobs(jobs), nodes, lambda job, now: scores[job.seq], mode.name.lower())
+    assert simulate(jobs, nodes, np.array(scores), mode).start_s.tolist() == starts
+
+
+@given(cases(), RULES, MODES)
+def test_no_job_starts_before_it_arrives_and_each_runs_as_long_as_it_should(
+    case: tuple[Workload, list[int]], rule: Rule, mode: Backfill
+) -> None:
+    jobs, nodes = case
+    outcome = simulate(jobs, nodes, rule, mode)
+    assert (outcome.start_s >= jobs.submit_s).all()
+    assert (outcome.finish_s == outcome.start_s + jobs.duration_s).all()
+
+
+@given(cases(), RULES, MODES)
+def test_no_node_ever_has_more_gpus_in_use_than_it_has(
+    case: tuple[Workload, list[int]], rule: Rule, mode: Backfill
+) -> None:
+    jobs, nodes = case
+    outcome = simulate(jobs, nodes, rule, mode)
+    taken = nodes_of(outcome)
+    for now in outcome.start_s:
+        used = np.zeros(len(nodes), np.int64)
+        for job in np.flatnonzero((outcome.start_s <= now) & (outcome.finish_s > now)):
+            assert len(set(taken[job])) == len(taken[job])
+            for worker, node in enumerate(taken[job]):
+                used[node] += min(max(nodes), jobs.gpus[job] - worker * max(nodes))
+        assert (used <= nodes).all()
+
+
+@given(cases(), RULES, MODES)
+def test_littles_law_and_the_work_done(case: tuple[Workload, list[int]], rule: Rule, mode: Backfill) -> None:
+    """The integral of the queue's length is the sum of all waits; that of the busy GPUs is the work."""
+    jobs, nodes = case
+    outcome = simulate(jobs, nodes, rule, mode)
+    assert outcome.queue_job_s == pytest.approx(outcome.wait_s.sum(), rel=1e-9, abs=1e-6)
+    assert outcome.busy_gpu_s == pytest.approx((jobs.gpus * jobs.duration_s).sum(), rel=1e-9, abs=1e-6)
+    assert outcome.queue_max <= len(jobs)
+
+
+@given(cases(), RULES)
+def test_with_skipping_nothing_waits_that_fits(case: tuple[Workload, list[int]], rule: Rule) -> None:
+    """At each moment after its pass, no waiting job would have found room."""
+    jobs, nodes = case
+    outcome = simulate(jobs, nodes, rule, Backfill.SKIP)
+    taken = nodes_of(outcome)
+    for now in np.unique(np.concatenate([outcome.start_s, outcome.finish_s, jobs.submit_s])):
+        free = list(nodes)
+        for job in np.flatnonzero((outcome.start_s <= now) & (outcome.finish_s > now)):
+            for worker, node in enumerate(taken[job]):
+                free[node] -= min(max(nodes), int(jobs.gpus[job]) - worker * max(nodes))
+        for job in np.flatnonzero((jobs.submit_s <= now) & (outcome.start_s > now)):
+            assert reference.place(free, int(jobs.gpus[job]), max(nodes)) is None
+
+
+@given(cases())
+def test_with_true_estimates_easy_never_delays_the_head_of_the_queue(case: tuple[Workload, list[int]]) -> None:
+    """The first in order of arrival that is blocked starts no later than with no job behind it at all."""
+    jobs, nodes = case
+    outcome = simulate(jobs.with_true_estimates(), nodes, Rule.FCFS, Backfill.EASY)
+    blocked = np.flatnonzero(outcome.start_s > jobs.submit_s)
+    if len(blocked):
+        ahead = slice(0, blocked[0] + 1)
+        alone = Workload(jobs.submit_s[ahead], jobs.duration_s[ahead], jobs.gpus[ahead])
+        limit = simulate(alone, nodes, Rule.FCFS, Backfill.NONE).start_s[-1]
+        assert outcome.start_s[blocked[0]] <= max(limit, jobs.submit_s[blocked[0]] + reference.OVERDUE_S)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 80))
+def test_what_fits_the_empty_cluster_is_what_best_fit_can_place(nodes: list[int], gpus: int) -> None:
+    assert fits_cluster(np.array([gpus]), nodes)[0] == (reference.place(nodes, gpus, max(nodes)) is not None)
+
+
+LEVELS = st.sampled_from([(), (3.0,), (1.0, 4.0, 20.0), (5.0, 10.0, 30.0, 100.0)])
+
+
+@given(cases(), LEVELS, st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([1.0, 3.0, 10.0]))
+@example(random_case(200, 7), (20.0, 100.0, 500.0), 2.0, 10.0)
+@example(random_case(200, 8), (10.0, 30.0, 100.0, 300.0), 0.0, 1e9)
+def test_least_attained_service_is_as_the_plain_reference(
+    case: tuple[Workload, list[int]], levels: tuple[float, ...], restart_s: float, checkpoint_s: float
+) -> None:
+    jobs, nodes = case
+    plain = [
+        reference.Share(job.seq, job.submit, job.duration, job.gpus, remaining=job.duration)
+        for job in reference_jobs(jobs)
     ]
-    expected = by_reference(jobs, nodes, lower_first(rule, w), backfill)
-    assert simulate(w, nodes, rule, backfill).start_s.tolist() == pytest.approx(expected, abs=0.0, nan_ok=True)
+    reference.simulate_las(plain, nodes, levels, restart_s, checkpoint_s)
+    outcome = simulate_las(jobs, nodes, levels, restart_s, checkpoint_s)
+    assert outcome.start_s.tolist() == [job.start for job in plain]
+    assert outcome.finish_s.tolist() == [job.done for job in plain]
+    assert outcome.preemptions.tolist() == [job.preemptions for job in plain]
+    assert nodes_of(outcome) == [[node for node, _ in job.placement] for job in plain]
 
 
-@given(w=workloads(), nodes=NODES, rule=st.sampled_from(RULES), backfill=st.sampled_from(BACKFILLS))
-@settings(max_examples=150)
-def test_what_holds_in_every_schedule(w: Workload, nodes: list[int], rule: str, backfill: str) -> None:
-    outcome = simulate(w, nodes, rule, backfill)
-    placed = ~np.isnan(outcome.start_s)
-    assert np.all(outcome.start_s[placed] >= w.submit_s[placed])
-    assert np.array_equal(outcome.finish_s[placed], (outcome.start_s + w.run_s)[placed])
-    capacity = sum(nodes)
-    for moment in outcome.start_s[placed]:
-        busy = placed & (outcome.start_s <= moment) & (outcome.finish_s > moment)
-        assert int(w.gpus[busy].sum()) <= capacity
-    _littles_law(w, outcome)
+@given(cases(), LEVELS, st.sampled_from([0.0, 2.0]))
+def test_preemption_loses_no_job_and_all_its_time_is_accounted_for(
+    case: tuple[Workload, list[int]], levels: tuple[float, ...], restart_s: float
+) -> None:
+    """Occupied is what was useful, what was lost and the restarts; a job that was not evicted ran in one stretch."""
+    jobs, nodes = case
+    outcome = simulate_las(jobs, nodes, levels, restart_s, checkpoint_s=3.0)
+    unmoved = outcome.preemptions == 0
+    assert outcome.finish_s[unmoved] == pytest.approx(outcome.start_s[unmoved] + jobs.duration_s[unmoved])
+    assert (outcome.wait_s >= -1e-9).all()
+    assert (outcome.wait_s >= outcome.start_s - jobs.submit_s - 1e-9).all()
+    # An eviction wastes less than a checkpoint's work and a restart, at each end of a stretch.
+    most_lost = float((outcome.preemptions * jobs.gpus).sum()) * (3.0 + restart_s)
+    assert outcome.useful_gpu_s - 1e-6 <= outcome.busy_gpu_s <= outcome.useful_gpu_s + most_lost + 1e-6
+    assert sum(nodes) * outcome.span_s >= outcome.busy_gpu_s - 1e-6
 
 
-def _littles_law(w: Workload, outcome: Outcome) -> None:
-    """The integral of the number of waiting jobs over time is the sum of the waits."""
-    placed = ~np.isnan(outcome.start_s)
-    steps = sorted([(t, 1) for t in w.submit_s[placed]] + [(t, -1) for t in outcome.start_s[placed]])
-    integral, length, last = 0.0, 0, steps[0][0] if steps else 0.0
-    for moment, change in steps:
-        integral += length * (moment - last)
-        length, last = length + change, moment
-    assert length == 0
-    assert integral == pytest.approx(math.fsum(outcome.start_s[placed] - w.submit_s[placed]), abs=1e-6)
-
-
-@given(w=workloads(), gpus=st.sampled_from([8]), count=st.integers(1, 4), rule=st.sampled_from(RULES))
-@settings(max_examples=100)
-def test_no_gpus_idle_while_a_job_that_fits_waits(w: Workload, gpus: int, count: int, rule: str) -> None:
-    """Work conservation of `skip`, for jobs of one GPU, which fit wherever one is free."""
-    w = Workload(w.submit_s, w.run_s, np.ones_like(w.gpus), w.estimate_s)
-    outcome = simulate(w, [gpus] * count, rule, "skip")
-    for moment in {*w.submit_s.tolist(), *outcome.finish_s.tolist()}:
-        waiting = np.any((w.submit_s <= moment) & (outcome.start_s > moment))
-        busy = int(np.sum((outcome.start_s <= moment) & (outcome.finish_s > moment)))
-        assert not waiting or busy == gpus * count
+def nodes_of(outcome: Outcome) -> list[list[int]]:
+    bounds = outcome.placed_at.tolist()
+    return [outcome.placed[a:b].tolist() for a, b in itertools.pairwise(bounds)]
