@@ -21,8 +21,12 @@ from rich.table import Table
 
 from loadgen.jobs import parse_moment
 from loadgen.trace import Window, read_trace
+from streamsched.core.config import SchedulerConfig
 from streamsched.errors import UserError
-from streamsched.sim.fast import Backfill, Outcome, Rule, Workload, simulate
+from streamsched.policy import by_name
+from streamsched.sim.fast import Backfill, Outcome, Rule, Workload, simulate, simulate_las
+from streamsched.sim.simulator import simulate as simulate_core
+from streamsched.sim.workload import job, nodes_of
 
 SLICES = {
     "philly-4w": ("philly/philly_jobs_until_2017-11-15.csv", "2017-10-02", "2017-10-30", 80),
@@ -41,6 +45,7 @@ CASES = (
     (Rule.UNICEP, Backfill.EASY),
 )
 QUEUES = (1_000, 50_000)
+CORE_JOBS = 5_000
 
 
 def measure(jobs: Workload, nodes: list[int], rule: Rule, mode: Backfill, runs: int) -> tuple[Outcome, float]:
@@ -80,6 +85,8 @@ def run(quick: bool) -> None:
             window = Window(parse_moment(first), parse_moment(before))
             jobs = Workload.of(read_trace(traces / path, window).jobs).with_true_estimates()
             console.print(_slice_table(name, jobs, [8] * nodes, runs=1 if quick else 7))
+            console.print(_las_line(name, jobs, [8] * nodes))
+            console.print(_core_line(name, jobs, nodes, 500 if quick else CORE_JOBS))
         else:
             console.print(f"{name}: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
     console.print(_queue_table(quick))
@@ -101,6 +108,24 @@ def _slice_table(name: str, jobs: Workload, nodes: list[int], runs: int) -> Tabl
             f"{len(jobs) / seconds:,.0f}",
         )
     return table
+
+
+def _las_line(name: str, jobs: Workload, nodes: list[int]) -> str:
+    """Preemptive, no run times seen, restart 60 s, checkpoints every 600 s, nodes have boundaries."""
+    outcome = simulate_las(jobs, nodes)
+    p50, p99, most = np.percentile(outcome.wait_s, [50, 99, 100])
+    return (
+        f"{name}, preemptive least attained service: wait mean {outcome.mean_wait_s:,.0f}, p50 {p50:,.0f}, "
+        f"p99 {p99:,.0f}, max {most:,.0f} s; {outcome.preemptions.mean():.2f} preemptions per job"
+    )
+
+
+def _core_line(name: str, jobs: Workload, nodes: int, limit: int) -> str:
+    rows = zip(jobs.submit_s.tolist(), jobs.duration_s.tolist(), jobs.gpus.tolist(), strict=True)
+    chosen = [job(number, *row) for number, row in enumerate(rows)][:limit]
+    config = SchedulerConfig(window_jobs=10_000, reservations_max=0, finished_keep_s=3600.0)
+    seconds = _seconds(lambda: simulate_core(chosen, nodes_of([(nodes, 8, "any")]), config, by_name("fcfs")))
+    return f"{name}, production core, fcfs, skip, greedy, first {limit:,} jobs: {limit / seconds:,.0f} jobs/s"
 
 
 def _queue_table(quick: bool) -> Table:
