@@ -20,7 +20,7 @@ from typing import Final
 from streamsched.core.problem import Problem, Solution
 from streamsched.placement.solve import PartsFailed, SolveLimits, solve, solve_in_parts
 
-from .solver import die_with, warm_up_problem
+from .solver import die_with, leave_alone_what_is_there, warm_up_problem
 
 _START_S: Final = 0.2
 """How long each helper is kept busy at the start, so that every one of them is started then."""
@@ -73,3 +73,4 @@ def _begin(parent: int, limits: SolveLimits) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with(parent)
     solve(warm_up_problem(), limits)
+    leave_alone_what_is_there()
