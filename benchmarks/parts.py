@@ -22,8 +22,8 @@ from streamsched.core.problem import Problem, Solution
 from streamsched.placement import SolveLimits, solve, solve_in_parts
 from streamsched.service.solver_parts import solve_by_helpers
 
-SEEDS = 10
-LIMITS = SolveLimits(time_s=10.0)
+SEEDS = 5
+LIMITS = SolveLimits(time_s=3.0)
 PARTS = (2, 4)
 
 
