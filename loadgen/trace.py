@@ -133,11 +133,14 @@ def _text_of(path: Path) -> Iterator[IO[str]]:
 
 
 def _numbered(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
-    number = 0
+    number, json = 0, False
     try:
-        while line := file.readline(_LINE_MAX):
+        while line := file.readline(-1 if json else _LINE_MAX):
             number += 1
-            if len(line) == _LINE_MAX:
+            if number == 1 and line.lstrip().startswith("["):
+                json = True  # may be all in one line
+                line += "" if line.endswith("\n") else file.readline()
+            if len(line) == _LINE_MAX and not json:
                 raise UserError(f"{path}:{number}: a line of over {_LINE_MAX:,} characters: this is not a trace in CSV")
             yield number, line.rstrip("\r\n")
     except (EOFError, zlib.error) as error:

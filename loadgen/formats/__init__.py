@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import acme_csv, helios_csv, neutral_csv, philly_csv, slurm, swf
+from . import acme_csv, helios_csv, neutral_csv, philly_csv, philly_json, slurm, swf
 from .base import Format, Head
 
 FORMATS: Final[tuple[Format, ...]] = (
     philly_csv.FORMAT,
+    philly_json.FORMAT,
     helios_csv.OFFICIAL,
     helios_csv.DERIVED,
     acme_csv.FORMAT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,77 @@ def test_the_official_examples_are_read(traces_dir: Path) -> None:
     assert [(job.gpus, job.duration_s) for job in kalos.jobs] == [(64, 8.0), (64, 70.0)]
     seren = read_trace(folder / "acme_trace_seren.csv")
     assert [(job.gpus, job.duration_s) for job in seren.jobs] == [(8, 117.0), (8, 2693.0)]
+
+
+# ── Philly JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def attempt(start: object, end: object, gpus: int = 2) -> dict[str, object]:
+    hosts = [{"ip": "m1", "gpus": [f"gpu{n}" for n in range(gpus)]}, {"ip": "m2", "gpus": ["gpu0"]}]
+    return {"start_time": start, "end_time": end, "detail": hosts}
+
+
+def clock(seconds: int) -> str:
+    return f"1970-01-01 00:{seconds // 60:02}:{seconds % 60:02}"
+
+
+def philly(*attempts: object, **more: object) -> dict[str, object]:
+    return {"status": "Pass", "vc": "vc1", "submitted_time": clock(30), "user": "u", "attempts": [*attempts], **more}
+
+
+def test_philly_json_sums_the_attempts_and_takes_the_first_ones_gpus(tmp_path: Path) -> None:
+    first, second = attempt(clock(60), clock(180)), attempt(clock(200), clock(210), gpus=7)
+    trace = read(tmp_path, json.dumps([philly(first, second)], indent=1))
+    assert trace.format == "Philly JSON"
+    assert [facts(job) for job in trace.jobs] == [(30.0, 130.0, 3, "vc1", None)]
+
+
+@pytest.mark.parametrize("missing", [None, "", "None"])
+def test_attempts_without_a_start_or_an_end_do_not_count(tmp_path: Path, missing: object) -> None:
+    whole, no_start, no_end = attempt(clock(60), clock(90)), attempt(missing, clock(99)), attempt(clock(99), missing)
+    (open_ended,) = read(tmp_path, json.dumps([philly(whole, no_start, no_end)])).jobs
+    assert (open_ended.duration_s, open_ended.clamped) == (30.0, True)
+    (ended,) = read(tmp_path, json.dumps([philly(no_end, no_start, whole)])).jobs
+    assert (ended.duration_s, ended.clamped) == (30.0, False)
+
+
+@pytest.mark.parametrize(
+    ("job", "kind"),
+    [
+        (philly(), "never-started"),
+        (philly(attempt(clock(60), "None")), "no-duration"),
+        (philly(attempt(clock(60), clock(59))), "negative-duration"),
+        (philly({"start_time": clock(60), "end_time": clock(61)}), "no-gpus"),
+        (philly(attempt("soon", clock(61))), "bad-time"),
+        (philly(attempt(clock(60), clock(61)), submitted_time="None"), "no-time"),
+        ({"vc": "v"}, "no-attempts"),
+        (7, "no-attempts"),
+    ],
+)
+def test_philly_oddities_are_counted_with_their_lines(tmp_path: Path, job: object, kind: str) -> None:
+    good = philly(attempt(clock(60), clock(90)))
+    trace = read(tmp_path, f"[\n{json.dumps(good)},\n\n{json.dumps(job)}\n]\n")
+    assert (trace.refusals.count, trace.refusals.lines) == ({kind: 1}, {kind: [4]})
+
+
+def test_json_that_ends_too_early_is_told_with_its_line(tmp_path: Path) -> None:
+    good = json.dumps(philly(attempt(clock(60), clock(90))))
+    with pytest.raises(UserError, match=r"trace:3: the JSON ends or breaks here .*; expected a list of jobs"):
+        read(tmp_path, f"[\n{good},\n{good[:40]}")
+
+
+def test_json_in_one_long_line_is_read(tmp_path: Path) -> None:
+    jobs = [philly(attempt(clock(60), clock(90)), jobid="x" * 1000) for _ in range(1200)]
+    assert len(read(tmp_path, json.dumps(jobs)).jobs) == 1200
+
+
+@pytest.mark.traces
+def test_the_philly_jsons_are_read(traces_dir: Path) -> None:
+    official = read_trace(traces_dir / "official-examples" / "philly_cluster_job_log.json")
+    assert [(job.gpus, job.duration_s, job.clamped) for job in official.jobs] == [
+        (8, 193_256.0, False),
+        (1, 43.0, False),
+    ]
+    assert official.refusals.count == {"never-started": 1}
+    derived = read_trace(traces_dir / "philly" / "jobs_with_attempts.json")
+    assert derived.usable + derived.refusals.total == 2165
