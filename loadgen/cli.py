@@ -184,6 +184,28 @@ def inspect_trace(
 
 
 @app.command()
+def convert(
+    trace: TraceFile,
+    out: Annotated[Path, typer.Option(help="Where to write the neutral CSV; - for standard output.")],
+    submitted_from: From = None,
+    submitted_before: Before = None,
+    limit: Limit = None,
+) -> None:
+    """Write a trace, or a window of it, as neutral CSV; what was refused is told on standard error."""
+    found = read_trace(trace, _window(submitted_from, submitted_before, limit))
+    if str(out) == "-":
+        neutral_csv.write(found.jobs, sys.stdout)
+    else:
+        try:
+            with out.open("w", encoding="utf-8", newline="") as file:
+                neutral_csv.write(found.jobs, file)
+        except OSError as error:
+            raise UserError(f"{out}: {(error.strerror or str(error)).lower()}") from None
+    if found.refusals.total:
+        _messages.print(f"{trace}: refused rows: {found.refusals.describe()}", markup=False, soft_wrap=True)
+
+
+@app.command()
 def executors(
     nodes: Nodes = None,
     pool: Pool = None,

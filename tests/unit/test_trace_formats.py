@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from loadgen import cli
 from loadgen.jobs import TraceJob
 from loadgen.trace import Trace, read_trace
 from streamsched.errors import UserError
@@ -246,3 +248,25 @@ def test_the_philly_jsons_are_read(traces_dir: Path) -> None:
     assert official.refusals.count == {"never-started": 1}
     derived = read_trace(traces_dir / "philly" / "jobs_with_attempts.json")
     assert derived.usable + derived.refusals.total == 2165
+
+
+# ── conversion ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("text", [SEREN + seren() + seren(gpus=0), SACCT + sacct(), swf() + swf(limit=-1)])
+def test_a_converted_trace_has_the_same_jobs(tmp_path: Path, text: str) -> None:
+    before = read(tmp_path, text)
+    out = tmp_path / "neutral.csv"
+    result = CliRunner().invoke(cli.app, ["convert", str(tmp_path / "trace"), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    after = read_trace(out)
+    assert after.format == "neutral CSV"
+    assert [facts(job) for job in after.jobs] == [facts(job) for job in before.jobs]
+    assert ("refused rows: 1 cpu-job (line 3)" in result.stderr) == bool(before.refusals.total)
+
+
+def test_a_conversion_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    read(tmp_path, SACCT + sacct())
+    result = CliRunner().invoke(cli.app, ["convert", str(tmp_path / "trace"), "--out", str(tmp_path / "no" / "file")])
+    assert isinstance(result.exception, UserError)
+    assert "no such file" in str(result.exception)
