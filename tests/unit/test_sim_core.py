@@ -1,0 +1,53 @@
+"""The production core in virtual time on the standard scenarios: reference figures, and the compiled path's starts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from loadgen.trace import Window, read_trace
+from streamsched.core.config import SchedulerConfig
+from streamsched.policy import by_name
+from streamsched.sim import fast
+from streamsched.sim.scenario import read_scenario
+from streamsched.sim.simulator import Lived, simulate
+from streamsched.sim.workload import job, nodes_of
+
+FIGURES = {
+    ("philly-4w", "fcfs"): (2_279, 12_719),
+    ("philly-4w", "smallest"): (1_879, 12_318),
+    ("venus-4w", "fcfs"): (1_684, 11_170),
+    ("venus-4w", "smallest"): (3_743, 13_230),
+}
+"""(scenario, rule) -> mean wait and mean JCT with backfill, of an independent count."""
+
+
+def run(traces_dir: Path, scenario: str, rule: str, limit: int | None = None) -> tuple[list[Lived], fast.Outcome]:
+    told = read_scenario(traces_dir.parent / "scenarios" / f"{scenario}.toml")
+    jobs = read_trace(told.trace, Window(told.submitted_from, told.submitted_before, limit)).jobs
+    group = told.nodes[0]
+    config = SchedulerConfig(window_jobs=10_000, reservations_max=0, finished_keep_s=3600.0)
+    known = [job(n, j.submit_s, j.duration_s, j.gpus) for n, j in enumerate(jobs)]
+    result = simulate(known, nodes_of([(group.count, group.gpus, group.gpu_type)]), config, by_name(rule))
+    compiled = fast.simulate(fast.Workload.of(jobs), [group.gpus] * group.count, fast.Rule.named(rule))
+    return result.jobs, compiled
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize("scenario", ["philly-4w", "venus-4w"])
+def test_the_first_jobs_of_a_scenario_start_when_the_compiled_path_starts_them(traces_dir: Path, scenario: str) -> None:
+    lived, compiled = run(traces_dir, scenario, "fcfs", limit=1_500)
+    assert [one.first_start_s for one in lived] == compiled.start_s.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.traces
+@pytest.mark.parametrize(("scenario", "rule"), FIGURES)
+def test_the_core_meets_the_reference_figures(traces_dir: Path, scenario: str, rule: str) -> None:
+    lived, compiled = run(traces_dir, scenario, rule)
+    assert [one.first_start_s for one in lived] == compiled.start_s.tolist()
+    wait = math.fsum(one.wait_s or 0.0 for one in lived) / len(lived)
+    jct = math.fsum((one.finish_s or 0.0) - one.job.spec.submitted_at for one in lived) / len(lived)
+    assert (wait, jct) == pytest.approx(FIGURES[scenario, rule], rel=0.01)
