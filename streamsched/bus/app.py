@@ -19,6 +19,9 @@ What is fixed here was found by trying (see docs/adr/0002):
   gives back what takes longer, to be acknowledged apart; a partition of which much is open is not fetched from until it
   is less, so that one that stands still fills neither the memory nor the way of the others.
 - No table, so no folder: Faust would make one in the working directory, which may be read-only.
+- A broker that comes back does not know all its topics at once, and Faust's assignor deals out none that it does not
+  know of: for as long as the leader of the group believes that, their partitions are nobody's. aiokafka rebalances
+  when what it knows has changed, and would look again after five minutes. So it looks every few seconds.
 - A failed commit of offsets is no reason to end: they only say where to start reading, the state knows what is in it.
 """
 
@@ -58,6 +61,10 @@ _PAUSE_S = 0.05
 a quarter more messages."""
 _HELD_S = 0.1
 """At most until the next fetch while partitions are left out: they may be wanted again before others have anything."""
+
+
+_METADATA_S = 5.0
+"""How old what the consumer knows of topics may get; a broker that comes back (above) does not know them all."""
 
 
 class Input(Struct, frozen=True):
@@ -122,6 +129,7 @@ def build_app(
         broker_max_poll_records=_POLL_MAX,
         consumer_auto_offset_reset="earliest",
         consumer_max_fetch_size=4 * 1024 * 1024,
+        consumer_metadata_max_age_ms=int(_METADATA_S * 1e3),
         stream_buffer_maxsize=_BUFFER_MAX,
         stream_wait_empty=False,
         processing_guarantee="at_least_once",

@@ -128,6 +128,29 @@ def test_large_messages_hold_a_partition_by_their_bytes(kafka: KafkaConnection, 
     asyncio.run(check())
 
 
+def test_topics_that_the_broker_did_not_know_at_first_are_assigned_soon(kafka: KafkaConnection, namespace: str) -> None:
+    """A broker that comes back does not know all its topics at once, and whoever leads the group may have asked then.
+
+    aiokafka by itself would ask again after five minutes, in which the partitions are nobody's.
+    """
+
+    async def check() -> None:
+        names = TopicNames(f"{namespace}.")
+        got: Counter[int] = Counter()
+
+        async def schedule(inputs: list[Input]) -> dict[int, Later | None]:
+            got.update(source.partition for source in inputs)
+            return {}
+
+        async with _running(kafka, names, namespace, _nothing, schedule):
+            await apply_topics(kafka, names, 2)
+            for partition in (0, 1):
+                await _write(kafka, names.nodes, partition, 10)
+            await _until(lambda: (got[0], got[1]) == (10, 10), "both partitions to be assigned")
+
+    asyncio.run(check())
+
+
 async def _nothing(*_: Any) -> dict[int, Later | None]:
     return {}
 
