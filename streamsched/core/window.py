@@ -131,9 +131,9 @@ def _look_at_lines(state: ClusterState, chooser: _Chooser) -> None:
     for job in queue.apart.values():
         key = queue.keys[job.spec.job_id]
         heads.append((key, iter(((key, job),)), None))
-    for name, line in queue.lines.items():
-        if chooser.may_open(name, line):
-            heads.append((line.jobs.keys()[0], iter(line.jobs.items()), name))
+    for line_name, line in queue.lines.items():
+        if chooser.may_open(line_name, line):
+            heads.append((line.jobs.keys()[0], iter(line.jobs.items()), line_name))
     heapify(heads)
     while heads and not chooser.full:
         _, rest, name = heads[0]
