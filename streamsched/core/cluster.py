@@ -55,6 +55,7 @@ from .reservations import choose_nodes
 from .speeds import measured
 from .tenants import Accounts, TenantUsage
 from .window import Ranker, Window, build
+from .words import some
 
 __all__ = ["Changes", "ClusterState", "Meta"]
 
@@ -316,7 +317,7 @@ class ClusterState:
             self._count_refusal(min(nodes), run.job_id)
         job = self.jobs[run.job_id]
         self._put_job(replace(job, refused_by=tuple(sorted(nodes.union(job.refused_by)))))
-        self._requeue(run, f"refused by {_some(nodes)}: {event.reason or 'no reason given'}", backoff=True)
+        self._requeue(run, f"refused by {some(nodes)}: {event.reason or 'no reason given'}", backoff=True)
 
     def _run_released(self, event: ev.RunReleased) -> None:
         run = self._run_of(event)
@@ -325,7 +326,7 @@ class ClusterState:
         gone = frozenset(event.node_ids)
         left = tuple(a for a in run.allocations if gone and a.node_id not in gone)
         if len(left) == len(run.allocations):
-            self._absorb("not-held", f"{run.placement_id} holds nothing on {_some(gone)}")
+            self._absorb("not-held", f"{run.placement_id} holds nothing on {some(gone)}")
         elif left:
             self._shrink_run(run, left)
         else:
@@ -1090,12 +1091,6 @@ def _by_arrival(job: Job) -> int:
 
 def _gpu_milli(allocations: Iterable[Allocation]) -> int:
     return sum(len(a.gpus) * a.gpu_milli for a in allocations)
-
-
-def _some(node_ids: Iterable[str], most: int = 5) -> str:
-    """Names for a message; a gang may have thousands."""
-    names = sorted(node_ids)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _same_request(a: JobSpec, b: JobSpec) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heapify, heappop, heapreplace, nlargest
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from .chances import Chances
+from .inventory import Request, request_kind
 from .model import WHOLE_GPU, Job, JobSpec, Run
 from .preemption import (
     choose_victims,
@@ -31,12 +32,18 @@ from .preemption import (
 from .problem import Ask, Candidate, Problem, Victim
 from .queue import Key, Line, LineKey, Ranker, is_static
 from .room import wants_one_type
+from .shadow import shadow_of
+from .words import some
 
 if TYPE_CHECKING:
     from .cluster import ClusterState
 
 __all__ = ["MIX_MAX", "Ranked", "Ranker", "Window", "build", "rank"]
 
+_PROTECTED: Final = {"easy": 1, "conservative": 1_000_000_000}
+"""By `SchedulerConfig.backfill`: for how many jobs without room nodes are kept free. Each has nodes of its own, so that
+there are never more of them than nodes."""
+_NO_SEATS: Final = "outranked: those before it that ask for the same take all the room there is"
 MIX_MAX = 32
 """Kinds of workers that a problem tells of: rarer ones hardly count."""
 
@@ -58,7 +65,7 @@ class Window:
 
     def __init__(self, problem: Problem, chooser: _Chooser, order: Callable[[], Order]) -> None:
         self.problem = problem
-        self.complete = not chooser.full and not chooser.short_of_quota
+        self.complete = chooser.asks_for_all
         """Whether all jobs that could start alone were asked for: when as many of them start as fit one after the
         other, no further window at this moment starts any."""
         self._chooser, self._order = chooser, order
@@ -113,13 +120,13 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         now=now,
         policy=ranker.name,
         candidates=tuple(
-            _candidate(state, job, score, value, avoided(state, job, now), chooser.level(job))
+            _candidate(state, job, score, value, chooser.avoid(job), chooser.level(job))
             for (score, job), value in zip(chosen, values, strict=True)
         ),
         classes=chooser.classes + full_classes(state, victims) if chosen else (),
         victims=tuple(replace(victim, cost=cost) for victim, cost in zip(victims, costs, strict=True)),
         mix=_mix(state) if chosen else (),
-        in_order=state.config.backfill == "none",
+        in_order=chooser.in_order,
     )
     return Window(problem, chooser, order)
 
@@ -195,9 +202,18 @@ class _Chooser:
         self._planned: dict[str, int] = {}
         self._blocks = False
         """Whether the job looked at last is held up by room alone."""
+        self._delays = False
+        """Whether it would start on nodes that are kept free for others."""
         self._first_blocked: tuple[Key, str] | None = None
-        """In strict order: nobody after this job is a candidate."""
+        """Nobody after this job is a candidate: in strict order, and where what may start after it depends on what
+        does before it."""
         self._strict = state.config.backfill == "none"
+        self._to_protect = _PROTECTED.get(state.config.backfill, 0)
+        """Jobs without room that others may not delay, beyond those that are protected by now."""
+        self._kept: dict[str, tuple[float, str]] = {}
+        """Node -> when a job without room starts there at the latest, and which."""
+        self._hopeless: set[Request] = set()
+        """What no time is known for."""
         self._seats: dict[LineKey, int] = {}
         """How many more of a line there is room for."""
         self.closed: dict[LineKey, str] = {}
@@ -214,8 +230,9 @@ class _Chooser:
         return len(self.chosen) == self._state.config.window_jobs or self._first_blocked is not None
 
     def may_open(self, name: LineKey, line: Line) -> bool:
-        """Whether any job of the line may be a candidate; strict order needs to know the first that may not."""
-        if self._strict:
+        """Whether any job of the line may be a candidate; otherwise it need not be looked at, but where the first that
+        may not holds up others."""
+        if self._strict or self._to_protect:
             return True
         if self._chances.fits(line.kind, line.spec):
             return True
@@ -223,40 +240,82 @@ class _Chooser:
         return False
 
     def look(self, key: Key, job: Job, name: LineKey | None) -> bool:
-        """Take the job if it can be a candidate; False when none that comes after it in its line can be one."""
-        if name is not None and self._seats.get(name) == 0:
-            self._first_blocked = key, job.spec.job_id  # only asked in strict order
-            return False
+        """Take the job if it can be a candidate; False when none that comes after it in its line need be looked at."""
         reason = self._why_not(job)
+        if not reason and name is not None and self._seats.get(name) == 0:
+            reason = _NO_SEATS
         if not reason:
             self._choose(-key.score, job)
             return name is None or self._one_seat_less(name, job.spec)
-        if name is None:
-            self._reasons[job.spec.job_id] = reason
-        else:
-            self.closed[name] = reason
-        if self._blocks and self._strict:
+        if self._blocks and (self._strict or (self._to_protect and self.chosen)):
             self._first_blocked = key, job.spec.job_id
+            self._reasons[job.spec.job_id] = reason
+            return False
+        if self._blocks and self._to_protect:
+            reason = self._protect(job, reason)
+            self._reasons[job.spec.job_id] = reason
+            return True
+        if name is None or self._delays:
+            self._reasons[job.spec.job_id] = reason
+            return True
+        self.closed[name] = reason
         return False
 
     def _one_seat_less(self, name: LineKey, spec: JobSpec) -> bool:
         left = self._seats.get(name)
         self._seats[name] = left = (self._chances.seats(spec) if left is None else left) - 1
-        if left or self._strict:
+        if left or self._strict or self._to_protect:
             return True
-        self.closed[name] = "outranked: those before it that ask for the same take all the room there is"
+        self.closed[name] = _NO_SEATS
         return False
+
+    def _protect(self, job: Job, reason: str) -> str:
+        """Keep the nodes free where the job can start first; nothing is stored, each window chooses anew."""
+        if job.reservation:
+            self._to_protect -= 1
+            return reason
+        kind = request_kind(job.spec)
+        shadow = None if kind in self._hopeless else shadow_of(self._state, job, self._kept, self._now)
+        if shadow is None:
+            self._hopeless.add(kind)  # ever fewer nodes are left
+            self._to_protect -= self._state.config.backfill == "easy"
+            return f"{reason}; no time is known at which it could start"
+        self._to_protect -= 1
+        self._kept.update(dict.fromkeys(shadow.nodes, (shadow.time, job.spec.job_id)))
+        in_s = max(0.0, shadow.time - self._now)
+        return f"{reason}; starts in {in_s:.0f} s on {some(shadow.nodes)} if runs end as said"
+
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether it takes every job that could start alone."""
+        return self._state.config.backfill == "skip" and not self.full and not self.short_of_quota
+
+    @property
+    def in_order(self) -> bool:
+        """Whether no candidate may start before another that ranks before it."""
+        return self._strict or self._to_protect > 0
+
+    def avoid(self, job: Job) -> tuple[str, ...]:
+        """Nodes that refused it lately, and those that it would hold when others are to start there."""
+        avoid = avoided(self._state, job, self._now)
+        if not self._kept:
+            return avoid
+        estimate_s = job.spec.estimate_s
+        end = math.inf if estimate_s is None else self._now + estimate_s
+        return tuple(sorted({*avoid, *(node_id for node_id, (time, _) in self._kept.items() if end > time)}))
 
     def told(self, key: Key, job: Job, name: LineKey | None) -> str:
         """Why a job that waited then is no candidate; empty for candidates."""
         job_id = job.spec.job_id
         if job_id in self._taken:
             return ""
+        if job_id in self._reasons:
+            return self._reasons[job_id]
         if self._first_blocked is not None and key > self._first_blocked[0]:
             return f"behind: job {self._first_blocked[1]} is before it and has no room now"
         if job.not_before > self._now:
             return f"backoff: {job.reason or 'refused'}"
-        reason = self._reasons.get(job_id) if name is None else self.closed.get(name)
+        reason = None if name is None else self.closed.get(name)
         if reason == "":
             return self._chances.why_not(job.spec)
         return reason or f"outranked: {len(self.chosen)} jobs are ahead in this window"
@@ -264,7 +323,7 @@ class _Chooser:
     def _why_not(self, job: Job) -> str:
         """Empty when the job can be a candidate."""
         state, spec = self._state, job.spec
-        self._blocks = False
+        self._blocks = self._delays = False
         if job.awaits:
             return job.reason
         if job.not_before > self._now:
@@ -286,13 +345,21 @@ class _Chooser:
 
     def _why_not_elsewhere(self, job: Job) -> str:
         """A job that could start only where it is not to be placed must not take a place in the window."""
-        avoid = avoided(self._state, job, self._now)
-        if avoid and avoid not in self._chances_without:
+        avoid = self.avoid(job)
+        if not avoid or not self._without(avoid).why_not(job.spec):
+            return ""
+        refused_by = avoided(self._state, job, self._now)
+        self._delays = len(avoid) > len(refused_by)
+        if not self._delays:
+            return f"refused lately by {some(avoid)}: no other node has room now"
+        before = sorted({job_id for _, job_id in self._kept.values()})
+        return f"behind: it would delay {some(before)}, for which nodes are kept free"
+
+    def _without(self, avoid: tuple[str, ...]) -> Chances:
+        if avoid not in self._chances_without:
             classes = self._state.inventory.classes_without({*self._state.reserved, *avoid})
             self._chances_without[avoid] = Chances(classes)
-        if not avoid or not self._chances_without[avoid].why_not(job.spec):
-            return ""
-        return f"refused lately by {', '.join(avoid[:5])}: no other node has room now"
+        return self._chances_without[avoid]
 
     def _could_take_room(self, job: Job) -> bool:
         """Whether it could start if all victims that it may take the place of had gone."""
