@@ -60,6 +60,7 @@ SCORES: dict[str, Score] = {
     "lcfs": lambda job, now: job.seq,
     "sjf": lambda job, now: -job.estimate,
     "saf": lambda job, now: -job.estimate * job.gpus,
+    "qssf": lambda job, now: -job.estimate * job.gpus,
     "smallest": lambda job, now: -job.gpus,
     "largest": lambda job, now: job.gpus,
     "wfp3": wfp3,
@@ -69,6 +70,13 @@ SCORES: dict[str, Score] = {
     "f3": lambda job, now: -(r_of(job) * job.gpus + 6_860_000 * log_s_of(job)),
     "f4": lambda job, now: -(r_of(job) * math.sqrt(job.gpus) + 530_000 * log_s_of(job)),
 }
+
+
+def score_of(rule: str, nodes: Sequence[int]) -> Score:
+    def multifactor(job: Job, now: float) -> float:
+        return 1_000.0 * min(1.0, (now - job.submit) / 604_800.0) + 1_000.0 * (job.gpus / sum(nodes))
+
+    return multifactor if rule == "multifactor" else SCORES[rule]
 
 
 def place(free: Sequence[int], gpus: int, whole: int) -> Placement | None:

@@ -47,7 +47,11 @@ From = Annotated[str | None, typer.Option("--from", help="Jobs submitted at or a
 Before = Annotated[str | None, typer.Option("--before", help="Jobs submitted before.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="The first N jobs of these.")]
 BackfillOption = Annotated[
-    Backfill, typer.Option(help="Behind a job without room: nobody, whoever fits, EASY (--fast).")
+    Backfill,
+    typer.Option(
+        help="Who may start behind a job without room: nobody, whoever fits, or whoever does not delay it (easy) or any such"
+        " job (conservative), by estimates."
+    ),
 ]
 Placement = Annotated[Literal["greedy", "milp"], typer.Option(help="How windows are placed.")]
 PreemptOption = Annotated[Literal["off", "on"], typer.Option(help="Running jobs make room for better ranked ones.")]
@@ -81,7 +85,7 @@ class Plan:
     @property
     def label(self) -> str:
         """The policy, and what it sees."""
-        if self.policy not in SEE_RUN_TIMES:
+        if self.policy not in SEE_RUN_TIMES and self.backfill not in ("easy", "conservative"):
             return self.policy
         return f"{self.policy} (oracle)" if self.estimates.kind == "true" else f"{self.policy} ({self.estimates})"
 
@@ -228,12 +232,10 @@ def _plan(
         raise UserError(f"unknown policy {policy!r}: choose one of {', '.join(sorted(RULES))}")
     if policy in SEE_RUN_TIMES and estimates.kind == "none":
         raise UserError(f"policy {policy} orders by run times: give --estimates user, true or noisy:SIGMA")
-    if backfill == "conservative":
-        raise UserError("--backfill conservative is not there yet: choose none, skip or easy")
-    if backfill == "easy" and not fast:
-        raise UserError("--backfill easy is there on the compiled path alone: add --fast")
-    if backfill == "easy" and estimates.kind == "none":
-        raise UserError("--backfill easy needs run times: give --estimates user, true or noisy:SIGMA")
+    if backfill in ("easy", "conservative") and estimates.kind == "none":
+        raise UserError(f"--backfill {backfill} needs run times: give --estimates user, true or noisy:SIGMA")
+    if backfill in ("easy", "conservative") and preempt == "on":
+        raise UserError(f"--backfill {backfill} is for runs that go on to their ends: leave out --preempt on")
     if fast and policy not in FORMULAS:
         raise UserError(f"--fast knows {', '.join(FORMULAS)}; leave it out for {policy}")
     if fast and (placement != "greedy" or preempt != "off"):
@@ -337,7 +339,6 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
         job(number, submit_s, run_s, gpus, columns.tenants[number], estimates[number], plan.preempt, whole)
         for number, (submit_s, run_s, gpus) in enumerate(rows)
     ]
-    assert plan.backfill in ("none", "skip")
     config = SchedulerConfig(
         policy=plan.policy,
         backfill=plan.backfill,

@@ -9,14 +9,26 @@ from streamsched.core.window import Ranker
 from streamsched.errors import UserError
 
 from .formulas import FORMULAS
-from .rules import ByFormula, FairShare, FirstComeFirstServed, LeastAttainedService, Smallest
+from .rules import (
+    ByFormula,
+    FairShare,
+    FirstComeFirstServed,
+    LeastAttainedService,
+    MaxMin,
+    Multifactor,
+    ShortestRemaining,
+    Smallest,
+)
 
 RULES: dict[str, Callable[[], Ranker]] = {
     **{name: partial(ByFormula, name, formula) for name, formula in FORMULAS.items()},
     FirstComeFirstServed.name: FirstComeFirstServed,
     Smallest.name: Smallest,
     FairShare.name: FairShare,
+    MaxMin.name: MaxMin,
+    Multifactor.name: Multifactor,
     LeastAttainedService.name: LeastAttainedService,
+    ShortestRemaining.name: ShortestRemaining,
 }
 
 

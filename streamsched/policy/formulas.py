@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Jobs:
     gpus: Array
     origin_s: float
     """What the submission times in F1 to F4 count from: the beginning of the workload."""
+    cluster_gpus: float = 1.0
 
     @property
     def r(self) -> Array:
@@ -58,6 +59,13 @@ def saf(jobs: Jobs, now: float) -> Array:
     return jobs.estimate_s * jobs.gpus
 
 
+def qssf(jobs: Jobs, now: float) -> Array:
+    """Quasi-shortest-service-first (Hu et al., "Characterization and prediction of deep learning workloads in
+    large-scale GPU datacenters", SC'21, algorithm 1): predicted GPU-seconds. Where the estimates are the true run times
+    it is SAF; it is QSSF with those that are learned from history."""
+    return jobs.estimate_s * jobs.gpus
+
+
 def smallest(jobs: Jobs, now: float) -> Array:
     """Fewest GPUs first."""
     return jobs.gpus
@@ -78,6 +86,21 @@ def wfp3(jobs: Jobs, now: float) -> Array:
 def unicep(jobs: Jobs, now: float) -> Array:
     """UNICEF of Tang et al., as WFP3: wait / (log2(n + 1) r), the largest first; the + 1 admits jobs of one GPU."""
     return -(now - jobs.submit_s) / (np.log2(jobs.gpus + 1.0) * jobs.r)
+
+
+MAX_AGE_S: Final = 7 * 86_400.0
+"""Slurm's default of PriorityMaxAge."""
+AGE_WEIGHT: Final = 1_000.0
+SIZE_WEIGHT: Final = 1_000.0
+"""As in the example of Slurm's page on the plugin; its defaults are 0, which orders nothing."""
+
+
+def multifactor(jobs: Jobs, now: float) -> Array:
+    """Age and size of Slurm's priority/multifactor, the largest sum first. Age counts up to PriorityMaxAge while a job
+    waits, size is the share of the cluster's GPUs (PriorityFavorSmall=NO); `rules.Multifactor` has the fair share too.
+    """
+    age = np.minimum(1.0, (now - jobs.submit_s) / MAX_AGE_S)
+    return -(AGE_WEIGHT * age + SIZE_WEIGHT * (jobs.gpus / jobs.cluster_gpus))
 
 
 def f1(jobs: Jobs, now: float) -> Array:
@@ -103,10 +126,10 @@ def f4(jobs: Jobs, now: float) -> Array:
 
 Formula = Callable[[Jobs, float], Array]
 
-STATIC: dict[str, Formula] = {f.__name__: f for f in (fcfs, lcfs, sjf, saf, smallest, largest, f1, f2, f3, f4)}
+STATIC: dict[str, Formula] = {f.__name__: f for f in (fcfs, lcfs, sjf, saf, qssf, smallest, largest, f1, f2, f3, f4)}
 """The order of two jobs never changes."""
-TIMED: dict[str, Formula] = {f.__name__: f for f in (wfp3, unicep)}
+TIMED: dict[str, Formula] = {f.__name__: f for f in (wfp3, unicep, multifactor)}
 """The order changes as jobs wait."""
 FORMULAS: dict[str, Formula] = {**STATIC, **TIMED}
-SEE_RUN_TIMES = frozenset(FORMULAS) - {"fcfs", "lcfs", "smallest", "largest"}
+SEE_RUN_TIMES = frozenset(FORMULAS) - {"fcfs", "lcfs", "smallest", "largest", "multifactor"} | {"srtf"}
 """Rules that look at run times: oracles where the estimate is the true one."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -61,7 +62,8 @@ class ByFormula:
             dtype=np.float64,
         ).reshape(-1, 4)
         seq, submit_s, estimate_s, gpus = columns.T
-        keys = self._formula(formulas.Jobs(seq, submit_s, estimate_s, gpus, self._origin_s), now)
+        cluster = sum(node.spec.gpus for node in state.inventory) if self.name == "multifactor" else 1.0
+        keys = self._formula(formulas.Jobs(seq, submit_s, estimate_s, gpus, self._origin_s, max(1.0, cluster)), now)
         found: list[float] = (-keys).tolist()
         return found
 
@@ -80,6 +82,23 @@ class LeastAttainedService:
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
         return [-float(bisect_right(self._levels, _attained_gpu_s(job, state, now))) for job in jobs]
+
+
+class ShortestRemaining:
+    """Shortest remaining run time first, by the jobs' estimates (SRPT: Schrage, Operations Research 16(3), 1968).
+
+    For `preempt` score. What a job has had counts as done, also what it lost when it was stopped.
+    """
+
+    name = "srtf"
+
+    def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
+        return [-_remaining_s(job, state, now) for job in jobs]
+
+
+def _remaining_s(job: Job, state: ClusterState, now: float) -> float:
+    whole_s = UNKNOWN_RUN_S if job.spec.estimate_s is None else job.spec.estimate_s
+    return max(0.0, whole_s - _attained_gpu_s(job, state, now) / (job.spec.total_gpu_milli / WHOLE_GPU))
 
 
 def _attained_gpu_s(job: Job, state: ClusterState, now: float) -> float:
@@ -103,27 +122,81 @@ class FairShare:
         self._run_s = run_s
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
-        waiting: dict[str, deque[int]] = defaultdict(deque)
-        for place in sorted(range(len(jobs)), key=lambda place: jobs[place].seq):
-            waiting[jobs[place].spec.tenant].append(place)
-        heap = [(self._share(state, tenant, now), tenant) for tenant in sorted(waiting)]
-        heapq.heapify(heap)
-        scores = [0.0] * len(jobs)
-        for turn in range(len(jobs)):
-            share, tenant = heap[0]
-            place = waiting[tenant].popleft()
-            scores[place] = -float(turn)
-            if waiting[tenant]:
-                cost = jobs[place].spec.total_gpu_milli / WHOLE_GPU * self._run_s / _weight(state, tenant)
-                heapq.heapreplace(heap, (share + cost, tenant))
-            else:
-                heapq.heappop(heap)
-        return scores
+        def cost(job: Job) -> float:
+            return job.spec.total_gpu_milli / WHOLE_GPU * self._run_s / _weight(state, job.spec.tenant)
+
+        return deal_out(jobs, lambda tenant: self._share(state, tenant, now), cost)
 
     @staticmethod
     def _share(state: ClusterState, tenant: str, now: float) -> float:
         """GPU-seconds used per weight."""
         return usage_at(state.usage(tenant), now, state.config.usage_half_life_s) / _weight(state, tenant)
+
+
+class MaxMin:
+    """Weighted max-min fair share of what is held now: the tenant with fewest GPUs per weight goes next (progressive
+    filling: Bertsekas and Gallager, "Data Networks", section 6.5.2), then order of arrival. With one resource it is
+    dominant resource fairness (Ghodsi et al., NSDI'11). What a tenant had before does not count.
+    """
+
+    name = "maxmin"
+
+    def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
+        def share(tenant: str) -> float:
+            return state.usage(tenant).held_milli / WHOLE_GPU / _weight(state, tenant)
+
+        def cost(job: Job) -> float:
+            return job.spec.total_gpu_milli / WHOLE_GPU / _weight(state, job.spec.tenant)
+
+        return deal_out(jobs, share, cost)
+
+
+class Multifactor:
+    """Slurm's priority/multifactor: age and size as in `formulas.multifactor`, and the classic fair-share factor
+    2^(-U/S), U the tenant's share of the decayed usage of all, S its share of the weights (Slurm, "Classic Fairshare
+    Algorithm"). Weights are those of the example on the plugin's page.
+    """
+
+    name = "multifactor-fairshare"
+
+    def __init__(self, fairshare_weight: float = 10_000.0) -> None:
+        self._fairshare_weight = fairshare_weight
+        self._rest = ByFormula("multifactor", formulas.multifactor)
+
+    def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
+        tenants = sorted({*state.tenants, *(job.spec.tenant for job in jobs)})
+        half_life_s = state.config.usage_half_life_s
+        usage = {tenant: usage_at(state.usage(tenant), now, half_life_s) for tenant in tenants}
+        used, weights = math.fsum(usage.values()), math.fsum(_weight(state, tenant) for tenant in tenants)
+
+        def factor(tenant: str) -> float:
+            return math.exp2(-(usage[tenant] / used) / (_weight(state, tenant) / weights)) if used > 0 else 1.0
+
+        factors = {tenant: factor(tenant) for tenant in {job.spec.tenant for job in jobs}}
+        rest = self._rest.scores(jobs, state, now)
+        return [
+            score + self._fairshare_weight * factors[job.spec.tenant] for score, job in zip(rest, jobs, strict=True)
+        ]
+
+
+def deal_out(jobs: Sequence[Job], share: Callable[[str], float], cost: Callable[[Job], float]) -> list[float]:
+    """Scores that take the tenants' jobs in turns: always the next of the tenant with the least share, which then grows
+    by the job's cost; the jobs of one tenant in order of arrival."""
+    waiting: dict[str, deque[int]] = defaultdict(deque)
+    for place in sorted(range(len(jobs)), key=lambda place: jobs[place].seq):
+        waiting[jobs[place].spec.tenant].append(place)
+    heap = [(share(tenant), tenant) for tenant in sorted(waiting)]
+    heapq.heapify(heap)
+    scores = [0.0] * len(jobs)
+    for turn in range(len(jobs)):
+        least, tenant = heap[0]
+        place = waiting[tenant].popleft()
+        scores[place] = -float(turn)
+        if waiting[tenant]:
+            heapq.heapreplace(heap, (least + cost(jobs[place]), tenant))
+        else:
+            heapq.heappop(heap)
+    return scores
 
 
 def _weight(state: ClusterState, tenant: str) -> float:

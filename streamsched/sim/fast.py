@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamsched.errors import UserError
-from streamsched.policy.formulas import FORMULAS, SEE_RUN_TIMES, TIMED, Jobs
+from streamsched.policy.formulas import FORMULAS, SEE_RUN_TIMES, SIZE_WEIGHT, TIMED, Jobs
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -66,6 +66,8 @@ class Rule(IntEnum):
     F2 = 9
     F3 = 10
     F4 = 11
+    QSSF = 12
+    MULTIFACTOR = 13
 
     @classmethod
     def named(cls, name: str) -> Self:
@@ -208,8 +210,10 @@ def static_scores(rule: Rule, jobs: Workload) -> Floats:
     return -FORMULAS[rule.name.lower()](Jobs(seq, jobs.submit_s, known, jobs.gpus.astype(np.float64), origin_s), 0.0)
 
 
-def wait_divisors(rule: Rule, jobs: Workload) -> Floats:
-    """[job] by what WFP3 and UNICEP divide the wait."""
+def timed_terms(rule: Rule, jobs: Workload, cluster_gpus: int) -> Floats:
+    """[job] what a rule that changes with time adds to the term of the age (multifactor) or divides the wait by."""
+    if rule is Rule.MULTIFACTOR:
+        return SIZE_WEIGHT * (jobs.gpus / float(cluster_gpus))
     r = np.maximum(_estimates(rule.name.lower(), jobs), LEAST_ESTIMATE_S)
     return r * np.log2(jobs.gpus + 1.0) if rule is Rule.UNICEP else r
 
@@ -229,17 +233,18 @@ def simulate(
         _estimates(f"{backfill.name} backfilling", jobs)
     nothing = np.zeros(len(jobs))
     if isinstance(rule, Rule) and rule.by_time:
-        number = kernel.BY_WFP3 if rule is Rule.WFP3 else kernel.BY_UNICEP
-        order, divisor = np.arange(len(jobs)), wait_divisors(rule, jobs)
+        numbers = {Rule.WFP3: kernel.BY_WFP3, Rule.UNICEP: kernel.BY_UNICEP, Rule.MULTIFACTOR: kernel.BY_MULTIFACTOR}
+        number = numbers[rule]
+        order, term = np.arange(len(jobs)), timed_terms(rule, jobs, sum(node_gpus))
     else:
-        number, divisor = kernel.BY_RANK, nothing
+        number, term = kernel.BY_RANK, nothing
         order = _order(static_scores(rule, jobs) if isinstance(rule, Rule) else rule, len(jobs))
     start, finish, placed_at, placed, sums = kernel.run(
         _floats(jobs.submit_s),
         _floats(jobs.duration_s),
         _ints(jobs.gpus),
         nothing if jobs.estimate_s is None else _floats(jobs.estimate_s),
-        divisor,
+        term,
         _ints(node_gpus),
         order,
         number,

@@ -10,9 +10,8 @@ A job's room depends on its number of GPUs alone, and what fits only shrinks wit
 - The order of a static rule is known before the run: each job has a rank. A lane is a segment tree over its jobs by
   rank that holds the least estimate among the waiting ones; the first waiting job behind a rank, or the first that is
   short enough for EASY, is found in O(log jobs). Thus the cost of a pass hardly depends on the length of the queue.
-- Rules that change with time (WFP3, UNICEP) have no such order: they are evaluated for the whole queue once for each
-  job started, and with EASY the queue is sorted once for each pass that has a blocked job and any free room. These cost
-  O(queue) per started job.
+- Rules that change with time (WFP3, UNICEP, multifactor) have no such order: they are evaluated for the whole queue
+  once for each job started. These cost O(queue) per started job, and so does conservative backfilling.
 
 All functions are in this file on purpose: numba's cache of compiled code notices changes of the file of the entry
 function only.
@@ -40,6 +39,11 @@ BACKFILL_CONSERVATIVE: Final = 3
 BY_RANK: Final = 0
 BY_WFP3: Final = 1
 BY_UNICEP: Final = 2
+BY_MULTIFACTOR: Final = 3
+
+MAX_AGE_S: Final = 604_800.0
+AGE_WEIGHT: Final = 1_000.0
+"""As in `policy.formulas`; here, because the cache of compiled code does not notice changes there."""
 
 OVERDUE_S: Final = 1e-3
 """No running job is taken to end sooner than this after now, however long ago it should have ended."""
@@ -410,7 +414,7 @@ class World(NamedTuple):
     gpus: Ints
     estimate: Floats
     """Zeros where there are none."""
-    divisor: Floats
+    term: Floats
     """By what UNICEP and WFP3 divide the wait."""
     nodes: Nodes
     later: Nodes
@@ -571,8 +575,10 @@ def _backfill_by_rank(world: World, blocked: int, now: float) -> bool:
 
 @_inlined
 def _score(world: World, rule: int, job: int, now: float) -> float:
-    """Higher first. See `fast.Rule` for the sources."""
-    ratio = (now - world.submit[job]) / world.divisor[job]
+    """Higher first. See `policy.formulas` for the sources."""
+    if rule == BY_MULTIFACTOR:
+        return float(AGE_WEIGHT * min(1.0, (now - world.submit[job]) / MAX_AGE_S) + world.term[job])
+    ratio = (now - world.submit[job]) / world.term[job]
     if rule == BY_WFP3:
         return float(ratio * ratio * ratio * world.gpus[job])
     return float(ratio)
@@ -741,7 +747,7 @@ def run(
     duration: Floats,
     gpus: Ints,
     estimate: Floats,
-    divisor: Floats,
+    term: Floats,
     node_gpus: Ints,
     order: Ints,
     rule: int,
@@ -759,7 +765,7 @@ def run(
         submit,
         gpus,
         estimate,
-        divisor,
+        term,
         _nodes(node_gpus),
         _nodes(node_gpus),
         _nodes(node_gpus),

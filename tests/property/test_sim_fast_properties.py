@@ -69,7 +69,7 @@ def test_every_job_starts_when_and_where_the_plain_reference_starts_it(
 ) -> None:
     jobs, nodes = case
     plain = reference_jobs(jobs)
-    starts = reference.simulate(plain, nodes, reference.SCORES[rule.name.lower()], mode.name.lower())
+    starts = reference.simulate(plain, nodes, reference.score_of(rule.name.lower(), nodes), mode.name.lower())
     outcome = simulate(jobs, nodes, rule, mode)
     assert outcome.start_s.tolist() == starts
     assert outcome.finish_s.tolist() == [job.end for job in plain]
@@ -80,7 +80,9 @@ def test_every_job_starts_when_and_where_the_plain_reference_starts_it(
 @pytest.mark.parametrize("mode", list(Backfill), ids=lambda mode: mode.name.lower())
 def test_no_rule_and_no_mode_is_left_out_of_the_comparison(rule: Rule, mode: Backfill) -> None:
     jobs, nodes = random_case(150, seed=100 + 3 * rule + mode)
-    starts = reference.simulate(reference_jobs(jobs), nodes, reference.SCORES[rule.name.lower()], mode.name.lower())
+    starts = reference.simulate(
+        reference_jobs(jobs), nodes, reference.score_of(rule.name.lower(), nodes), mode.name.lower()
+    )
     assert simulate(jobs, nodes, rule, mode).start_s.tolist() == starts
 
 

@@ -21,7 +21,7 @@ from streamsched.sim.fast import (
     simulate,
     simulate_las,
     static_scores,
-    wait_divisors,
+    timed_terms,
 )
 
 numba = pytest.importorskip("numba", reason="needs the extra `fast`")
@@ -76,7 +76,7 @@ TWICE = workload((0, 10, 6, 10), (0, 20, 6, 20), (1, 5, 8, 5), (2, 5, 8, 5), (3,
         (Backfill.SKIP, [0, 0, 20, 25, 3, 3]),
         # The first node is kept until 10 for the first of 8; the second takes both small ones.
         (Backfill.EASY, [0, 0, 10, 15, 3, 3]),
-        # The second node is kept until 20 for the second of 8: what runs for 14 ends in time, what runs for 30 does not.
+        # The second node is kept until 20 for the second of 8: what runs for 14 ends in time, what runs for 30 not.
         (Backfill.CONSERVATIVE, [0, 0, 10, 15, 3, 10]),
     ],
 )
@@ -159,6 +159,7 @@ def test_formulas_of_the_rules() -> None:
         Rule.LCFS: 1,
         Rule.SJF: -100,
         Rule.SAF: -300,
+        Rule.QSSF: -300,
         Rule.SMALLEST: -3,
         Rule.LARGEST: 3,
         Rule.F1: -(2 * 3 + 870 * 2),
@@ -168,8 +169,19 @@ def test_formulas_of_the_rules() -> None:
     }
     assert {rule: static_scores(rule, jobs)[1] for rule in expected} == pytest.approx(expected)
     assert set(expected) == {rule for rule in Rule if not rule.by_time}
-    assert wait_divisors(Rule.UNICEP, jobs)[1] == 100 * 2
-    assert wait_divisors(Rule.WFP3, jobs)[1] == 100
+    assert timed_terms(Rule.UNICEP, jobs, 8)[1] == 100 * 2
+    assert timed_terms(Rule.WFP3, jobs, 8)[1] == 100
+
+
+def test_multifactor_weighs_age_and_size() -> None:
+    """4 of 8 GPUs are worth half of 1,000; a week of waiting, and no more than a week, is worth 1,000."""
+    week = 7 * 86_400.0
+    jobs = workload((0, week, 8), (0, 9, 1), (week / 2 + 1, 9, 4), (week, 9, 8))
+    # At the end of the first: 1,000 + 125 for the one that has waited a week, 499 + 500, 0 + 1,000.
+    assert starts(jobs, [8], Rule.MULTIFACTOR, Backfill.NONE) == [0, week, week + 18, week + 9]
+    assert timed_terms(Rule.MULTIFACTOR, jobs, 8).tolist() == [1000, 125, 500, 1000]
+    old = workload((0, 3 * week, 8), (0, 9, 1), (week, 9, 1))
+    assert starts(old, [8], Rule.MULTIFACTOR, Backfill.NONE)[1:] == [3 * week, 3 * week]
 
 
 def test_the_order_by_wfp3_and_unicep_changes_while_jobs_wait() -> None:

@@ -87,6 +87,19 @@ def test_compare_names_oracles_and_gives_intervals(trace: Path, tmp_path: Path) 
         assert low <= figures["mean_wait_s"] <= high
 
 
+@pytest.mark.parametrize("way", [(), ("--fast",)])
+@pytest.mark.parametrize("backfill", ["easy", "conservative"])
+def test_backfill_by_true_run_times_is_an_oracle(
+    trace: Path, tmp_path: Path, backfill: str, way: tuple[str, ...]
+) -> None:
+    """c (20 s) would delay b, d (4 s) does not."""
+    args = ("--trace", trace, "--nodes", "1x8:V", "--backfill", backfill, "--estimates", "true")
+    run("simulate", *args, *way, "--out", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["policy"] == "fcfs (oracle)"
+    starts = [line.split(",")[5] for line in (tmp_path / "out" / "jobs.csv").read_text().splitlines()[1:]]
+    assert starts == ["0.0", "10.0", "15.0", "3.0"]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -97,8 +110,9 @@ def test_compare_names_oracles_and_gives_intervals(trace: Path, tmp_path: Path) 
         (("--nodes", "1x8", "--policy", "sjf"), "give --estimates"),
         (("--nodes", "1x8", "--estimates", "noisy:much"), "expected noisy:SIGMA"),
         (("--nodes", "1x8", "--estimates", "user"), "no users' estimates"),
-        (("--nodes", "1x8", "--backfill", "easy"), "add --fast"),
-        (("--nodes", "1x8", "--backfill", "easy", "--fast"), "needs run times"),
+        (("--nodes", "1x8", "--backfill", "easy"), "needs run times"),
+        (("--nodes", "1x8", "--backfill", "conservative", "--fast"), "needs run times"),
+        (("--nodes", "1x8", "--backfill", "easy", "--estimates", "true", "--preempt", "on"), "leave out --preempt"),
         (("--nodes", "1x8", "--fast", "--policy", "las"), "--fast knows"),
         (("--nodes", "1x8", "--fast", "--preempt", "on"), "leave it out"),
     ],
