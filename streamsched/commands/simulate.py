@@ -49,8 +49,8 @@ Limit = Annotated[int | None, typer.Option(min=1, help="The first N jobs of thes
 BackfillOption = Annotated[
     Backfill,
     typer.Option(
-        help="Who may start behind a job without room: nobody, whoever fits, or whoever does not delay it (easy) or any such"
-        " job (conservative), by estimates."
+        help="Who may start behind a job without room: nobody, whoever fits, or whoever does not delay it (easy) or"
+        " any such job (conservative), by estimates."
     ),
 ]
 Placement = Annotated[Literal["greedy", "milp"], typer.Option(help="How windows are placed.")]
