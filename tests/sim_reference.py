@@ -197,40 +197,66 @@ def earliest(cluster: Cluster, job: Job, kept: Sequence[float], now: float) -> t
     return None
 
 
-# ── least attained service, with preemption ──────────────────────────────────────────────────────────────────────────
+# ── index policies, with preemption ──────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(eq=False)
 class Share(Job):
     """A job that can be evicted; `start` is its first, `since` that of the present stretch."""
 
+    kind: int = 0
     remaining: float = 0.0
+    left: float = 0.0
+    """Of the estimate."""
     attained: float = 0.0
     level: int = 0
     since: float = 0.0
     restart: float = 0.0
     preemptions: int = 0
     runs: bool = False
+    urgent: bool = False
     done: float = math.nan
 
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.level, self.seq
+
+@dataclass
+class Order:
+    """By `table[kind][level]` of attained service, or, without a table, by what remains of the estimates."""
+
+    levels: Sequence[float] = ()
+    table: Sequence[Sequence[float]] | None = None
+    by_gpu_time: bool = True
+    restart_s: float = 0.0
+    checkpoint_s: float = 1.0
+    bound_s: float = math.inf
 
 
 class SharedCluster:
-    def __init__(self, nodes: Sequence[int], levels: Sequence[float], restart_s: float, checkpoint_s: float) -> None:
-        self.free, self.whole = list(nodes), max(nodes)
-        self.levels, self.restart_s, self.checkpoint_s = levels, restart_s, checkpoint_s
+    def __init__(self, nodes: Sequence[int], order: Order) -> None:
+        self.free, self.whole, self.order = list(nodes), max(nodes), order
 
     def completion(self, job: Share) -> float:
         return job.since + job.restart + job.remaining
 
+    def rate(self, job: Share) -> float:
+        return job.gpus if self.order.by_gpu_time else 1
+
     def crossing(self, job: Share) -> float:
         """When it reaches the next level."""
-        if job.level == len(self.levels):
+        if job.level == len(self.order.levels):
             return math.inf
-        return max(job.since, job.since + (self.levels[job.level] - job.attained) / job.gpus)
+        return max(job.since, job.since + (self.order.levels[job.level] - job.attained) / self.rate(job))
+
+    def urgent_at(self, job: Share) -> float:
+        return job.submit + self.order.bound_s + (job.duration - job.remaining)
+
+    def rank(self, job: Share, now: float) -> tuple[float, int]:
+        """Lower first; ties by arrival."""
+        if job.urgent:
+            return -math.inf, job.seq
+        if self.order.table is not None:
+            return self.order.table[job.kind][job.level], job.seq
+        worked = max(0.0, now - job.since - job.restart) if job.runs else 0.0
+        return self.rate(job) * (job.left - worked), job.seq
 
     def run(self, job: Share, now: float) -> None:
         found = place(self.free, job.gpus, self.whole)
@@ -239,25 +265,27 @@ class SharedCluster:
         if math.isnan(job.start):
             job.start = now
         else:
-            job.restart = self.restart_s
+            job.restart = self.order.restart_s
         occupy(self.free, job, -1)
 
     def stop(self, job: Share, now: float) -> None:
         occupy(self.free, job, 1)
-        job.attained += job.gpus * (now - job.since)
+        job.attained += self.rate(job) * (now - job.since)
         job.runs = False
 
     def evict(self, job: Share, now: float) -> None:
         self.stop(job, now)
         worked = max(0.0, now - job.since - job.restart)
-        job.remaining -= math.floor(worked / self.checkpoint_s) * self.checkpoint_s
+        saved = math.floor(worked / self.order.checkpoint_s) * self.order.checkpoint_s
+        job.remaining -= saved
+        job.left -= saved
         job.preemptions += 1
 
-    def victims(self, job: Share, running: list[Share]) -> list[Share] | None:
-        """Whom to evict for `job`; None where not even all of higher levels would do."""
+    def victims(self, job: Share, running: list[Share], now: float) -> list[Share] | None:
+        """Whom to evict for `job`; None where not even all of higher rank would do."""
         free, chosen = list(self.free), []
-        for victim in sorted(running, key=lambda v: v.order, reverse=True):
-            if place(free, job.gpus, self.whole) is None and victim.level > job.level:
+        for victim in sorted(running, key=lambda v: self.rank(v, now), reverse=True):
+            if place(free, job.gpus, self.whole) is None and self.rank(victim, now)[0] > self.rank(job, now)[0]:
                 occupy(free, victim, 1)
                 chosen.append(victim)
         if place(free, job.gpus, self.whole) is None:
@@ -276,14 +304,14 @@ def occupy(free: list[int], job: Job, sign: int) -> None:
         free[node] += sign * gpus
 
 
-def simulate_las(
-    jobs: list[Share], nodes: Sequence[int], levels: Sequence[float], restart_s: float, checkpoint_s: float
-) -> None:
+def simulate_order(jobs: list[Share], nodes: Sequence[int], order: Order) -> None:
     """Sets `start`, `done` and `preemptions` of the jobs."""
-    cluster, here, coming = SharedCluster(nodes, levels, restart_s, checkpoint_s), [], list(jobs)
+    cluster, here, coming = SharedCluster(nodes, order), [], list(jobs)
+    now = 0.0
     while coming or here:
         running = [job for job in here if job.runs]
         moments = [min(cluster.completion(job), cluster.crossing(job)) for job in running]
+        moments += [max(now, cluster.urgent_at(job)) for job in here if not job.runs and not job.urgent]
         now = min([job.submit for job in coming[:1]] + moments)
         for job in running:
             while cluster.crossing(job) <= now < cluster.completion(job):
@@ -292,11 +320,23 @@ def simulate_las(
                 cluster.stop(job, now)
                 job.done = now
                 here.remove(job)
+        for job in here:
+            job.urgent = job.urgent or (not job.runs and cluster.urgent_at(job) <= now)
         while coming and coming[0].submit == now:
             here.append(coming.pop(0))
-        for job in sorted(here, key=lambda job: job.order):
-            if not job.runs:
-                for victim in cluster.victims(job, [other for other in here if other.runs]) or []:
+        # Who is evicted in this pass may start again in it, elsewhere.
+        passed: set[int] = set()
+        while True:
+            waiting = [job for job in here if not job.runs and job.gpus not in passed]
+            waiting = [job for job in waiting if job.gpus < min(passed, default=math.inf)]
+            if not waiting:
+                break
+            job = min(waiting, key=lambda job: cluster.rank(job, now))
+            if place(cluster.free, job.gpus, cluster.whole) is None:
+                victims = cluster.victims(job, [other for other in here if other.runs], now)
+                if victims is None:
+                    passed.add(job.gpus)
+                    continue
+                for victim in victims:
                     cluster.evict(victim, now)
-                if place(cluster.free, job.gpus, cluster.whole) is not None:
-                    cluster.run(job, now)
+            cluster.run(job, now)

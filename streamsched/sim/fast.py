@@ -10,6 +10,7 @@ possible (`NUMBA_CACHE_DIR`). The compiled loop runs without the GIL, so threads
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -254,6 +255,74 @@ def simulate(
     return _outcome(jobs, node_gpus, start, finish, start - jobs.submit_s, preemptions, placed_at, placed, sums)
 
 
+@dataclass(frozen=True, eq=False)
+class Index:
+    """An order by the service that jobs have had: rank = `table[kind of the job, level]`, lower first.
+
+    A job's level is how many of `thresholds` its service has reached: GPU-seconds, or seconds of running where not
+    `by_gpu_time`; lost work and restarts count too, as they are seen.
+    """
+
+    thresholds: Floats
+    """[level] ascending, above 0."""
+    table: Floats
+    """[kind, level + 1]"""
+    kind: Ints | None = None
+    """[job]; None: all are of kind 0."""
+    by_gpu_time: bool = True
+
+    def __post_init__(self) -> None:
+        if (np.diff(self.thresholds) <= 0).any() or (self.thresholds <= 0).any():
+            raise ValueError("levels ascend from above 0")
+        if self.table.ndim != 2 or self.table.shape[1] != len(self.thresholds) + 1 or np.isnan(self.table).any():
+            raise ValueError(
+                f"table: [kind, {len(self.thresholds) + 1}] numbers expected, not {self.table.shape} or NaN"
+            )
+        if self.kind is not None and len(self.kind) and not (0 <= self.kind.min() <= self.kind.max() < len(self.table)):
+            raise ValueError("a kind is not in the table")
+
+
+def las_index(levels_gpu_s: Sequence[float] = LAS_LEVELS_GPU_S) -> Index:
+    """Least attained service with discrete levels (Gu et al., "Tiresias", NSDI 2019, section 3.3: 2D-LAS)."""
+    return Index(np.asarray(levels_gpu_s, np.float64), np.arange(len(levels_gpu_s) + 1.0)[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """What being evicted costs, and how long a job may wait."""
+
+    restart_s: float = 60.0
+    """A job that runs again does nothing for so long."""
+    checkpoint_s: float = 600.0
+    """Work of a stretch up to a multiple of this is kept."""
+    bound_s: float = math.inf
+    """A job that has waited so long goes before all others, and nobody takes its place any more."""
+
+    def __post_init__(self) -> None:
+        if self.restart_s < 0 or not self.checkpoint_s > 0 or not self.bound_s >= 0:
+            raise ValueError("restart_s and bound_s are at least 0, checkpoint_s is above 0")
+
+
+def simulate_index(
+    jobs: Workload, node_gpus: Sequence[int], index: Index, preemption: Preemption = Preemption()
+) -> Outcome:
+    """Preemptive scheduling in the order of an index; no run times are seen.
+
+    A waiting job that does not fit evicts running jobs of higher rank, the last in order first, and no more than it
+    needs. Passes are at arrivals, completions, when a job reaches a level, and when one has waited for the bound;
+    whatever fits behind a job that does not is started. Errors as `simulate`. Costs O(queue + running) per job started:
+    in heavy overload it is far from the speed of `simulate`.
+    """
+    rate = jobs.gpus.astype(np.float64) if index.by_gpu_time else np.ones(len(jobs))
+    kind = np.zeros(len(jobs), np.int64) if index.kind is None else _ints(index.kind)
+    if len(kind) != len(jobs):
+        raise ValueError(f"kind: {len(jobs)} numbers expected, not {len(kind)}")
+    nothing = np.zeros(0)
+    return _preemptive(
+        jobs, node_gpus, preemption, index.thresholds, rate, index.table, kind, nothing, np.zeros(len(jobs))
+    )
+
+
 def simulate_las(
     jobs: Workload,
     node_gpus: Sequence[int],
@@ -261,28 +330,57 @@ def simulate_las(
     restart_s: float = 60.0,
     checkpoint_s: float = 600.0,
 ) -> Outcome:
-    """Preemptive least attained service with discrete levels (Gu et al., "Tiresias", NSDI 2019, section 3.3: 2D-LAS).
+    """`simulate_index` by least attained service."""
+    return simulate_index(jobs, node_gpus, las_index(levels_gpu_s), Preemption(restart_s, checkpoint_s))
 
-    The order is (level, arrival); a job's level is how many of `levels_gpu_s` its GPUs x time on them has reached. A
-    waiting job that does not fit evicts running jobs of higher levels, the last in order first, and no more than it
-    needs; those lose what they did since the last checkpoint (every `checkpoint_s` of work in a stretch) and do
-    nothing for `restart_s` when they run again. They keep their level. Passes are at arrivals, completions and when a
-    job reaches a level; whatever fits behind a job that does not is started. No run times are seen. Errors as
-    `simulate`. Costs O(queue + running) per job started: in heavy overload it is far from the speed of `simulate`.
-    """
+
+def simulate_srtf(
+    jobs: Workload, node_gpus: Sequence[int], preemption: Preemption = Preemption(), by_gpu_time: bool = False
+) -> Outcome:
+    """Preemptive shortest remaining time first, by the estimates (SRPT: Schrage, Operations Research 16(3), 1968);
+    `by_gpu_time`: remaining time x GPUs. With true estimates it is an oracle. Otherwise as `simulate_index`."""
+    weight = jobs.gpus.astype(np.float64) if by_gpu_time else np.ones(len(jobs))
+    kind = np.zeros(len(jobs), np.int64)
+    return _preemptive(
+        jobs,
+        node_gpus,
+        preemption,
+        np.zeros(0),
+        np.ones(len(jobs)),
+        np.zeros((1, 1)),
+        kind,
+        weight,
+        _estimates("shortest remaining time first", jobs),
+    )
+
+
+def _preemptive(
+    jobs: Workload,
+    node_gpus: Sequence[int],
+    preemption: Preemption,
+    thresholds: Floats,
+    rate: Floats,
+    table: Floats,
+    kind: Ints,
+    weight: Floats,
+    estimate: Floats,
+) -> Outcome:
     kernel = _kernel()
     _refuse_what_cannot_run(jobs, node_gpus)
-    thresholds = np.asarray(levels_gpu_s, np.float64)
-    if (np.diff(thresholds) <= 0).any() or (thresholds <= 0).any() or restart_s < 0 or checkpoint_s <= 0:
-        raise ValueError("levels ascend from above 0; restart_s is at least 0, checkpoint_s above 0")
-    start, finish, preemptions, _, placed_at, placed, sums = kernel.run_las(
+    start, finish, preemptions, _, placed_at, placed, sums = kernel.run_index(
         _floats(jobs.submit_s),
         _floats(jobs.duration_s),
         _ints(jobs.gpus),
         _ints(node_gpus),
-        thresholds,
-        float(restart_s),
-        float(checkpoint_s),
+        _floats(thresholds),
+        _floats(rate),
+        _floats(table),
+        _ints(kind),
+        _floats(weight),
+        _floats(estimate),
+        float(preemption.bound_s),
+        float(preemption.restart_s),
+        float(preemption.checkpoint_s),
     )
     wait = finish - jobs.submit_s - jobs.duration_s
     return _outcome(jobs, node_gpus, start, finish, wait, preemptions, placed_at, placed, sums)

@@ -30,6 +30,7 @@ from numba import njit
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 BACKFILL_NONE: Final = 0
 BACKFILL_SKIP: Final = 1
@@ -811,22 +812,35 @@ def run(
     return world.start, finish, placed_at, world.placed, sums
 
 
-# ── least attained service, with preemption ──────────────────────────────────────────────────────────────────────────
+# ── index policies, with preemption ──────────────────────────────────────────────────────────────────────────────────
 
 
 class Shares(NamedTuple):
-    """What is known of jobs that can be evicted, by job, and the lists of those that run and wait."""
-
     submit: Floats
+    duration: Floats
     gpus: Ints
     nodes: Nodes
     later: Nodes
     """Scratch: the nodes without the victims."""
     thresholds: Floats
-    """GPU-seconds, ascending: a job's level is how many of them it has reached."""
+    """Attained service, ascending: a job's level is how many of them it has reached."""
+    rate: Floats
+    """[job] service per second of running: its GPUs, or 1."""
+    table: Floats
+    """[kind, level] rank, lower first."""
+    kind: Ints
+    """[job]"""
+    weight: Floats
+    """[job] what its remaining time counts, where that is the rank; empty where the table is."""
+    left: Floats
+    """[job] estimated run time without what was saved before the present stretch."""
+    bound_s: float
+    """A job that has waited so long goes before all others, and nobody takes its place any more."""
+    urgent: Bools
+    """[job] that it has."""
     level: Ints
     attained: Floats
-    """GPU-seconds occupied before the present stretch."""
+    """Service before the present stretch."""
     remaining: Floats
     """Seconds of work that were not saved before the present stretch."""
     since: Floats
@@ -847,14 +861,39 @@ class Shares(NamedTuple):
     placed: Ints
 
 
+@_inlined
+def _rank_waiting(shares: Shares, job: int) -> float:
+    if shares.urgent[job]:
+        return -np.inf
+    if shares.weight.shape[0] > 0:
+        return float(shares.weight[job] * shares.left[job])
+    return float(shares.table[shares.kind[job], shares.level[job]])
+
+
+@_inlined
+def _rank_running(shares: Shares, job: int, now: float) -> float:
+    if shares.urgent[job]:
+        return -np.inf
+    if shares.weight.shape[0] > 0:
+        worked = max(0.0, now - shares.since[job] - shares.restart[job])
+        return float(shares.weight[job] * (shares.left[job] - worked))
+    return float(shares.table[shares.kind[job], shares.level[job]])
+
+
 @_compiled
 def _next_event(shares: Shares, job: int) -> float:
     moment = shares.since[job] + shares.restart[job] + shares.remaining[job]
     level = shares.level[job]
     if level < shares.thresholds.shape[0]:
-        reached = shares.since[job] + (shares.thresholds[level] - shares.attained[job]) / shares.gpus[job]
+        reached = shares.since[job] + (shares.thresholds[level] - shares.attained[job]) / shares.rate[job]
         moment = min(moment, max(reached, shares.since[job]))
     return float(moment)
+
+
+@_inlined
+def _urgent_at(shares: Shares, job: int) -> float:
+    """When the waiting job has waited for the bound: what was saved of its work is no waiting."""
+    return shares.submit[job] + shares.bound_s + (shares.duration[job] - shares.remaining[job])
 
 
 @_compiled
@@ -876,7 +915,7 @@ def _end_stretch(shares: Shares, place: int, now: float) -> int:
     job = int(shares.running[place])
     shares.length[0] -= 1
     shares.running[place] = shares.running[shares.length[0]]
-    shares.attained[job] += shares.gpus[job] * (now - shares.since[job])
+    shares.attained[job] += shares.rate[job] * (now - shares.since[job])
     _shift(shares.nodes, shares.gpus[job], shares.placed, shares.placed_at[job], 1)
     return job
 
@@ -886,26 +925,39 @@ def _evict(shares: Shares, place: int, now: float, checkpoint_s: float) -> None:
     """The work since the last checkpoint of the stretch is lost."""
     job = _end_stretch(shares, place, now)
     worked = max(0.0, now - shares.since[job] - shares.restart[job])
-    shares.remaining[job] -= np.floor(worked / checkpoint_s) * checkpoint_s
+    saved = np.floor(worked / checkpoint_s) * checkpoint_s
+    shares.remaining[job] -= saved
+    shares.left[job] -= saved
     shares.preemptions[job] += 1
     shares.waiting[shares.length[1]] = job
     shares.length[1] += 1
 
 
 @_compiled
-def _victims(shares: Shares, job: int) -> Ints:
+def _victims(shares: Shares, job: int, now: float) -> Ints:
     """Running jobs to evict so that `job` fits, none if that is not possible.
 
-    Of higher levels only. From the last in order (level, arrival) on until it fits; then the first in order of them
-    that need not go are spared.
+    Of higher rank only. From the last in order (rank, arrival) on until it fits; then the first in order of them that
+    need not go are spared.
     """
-    running = shares.running[: shares.length[0]]
-    above = running[shares.level[running] > shares.level[job]]
-    last_first: Ints = above[np.argsort(-(shares.level[above] * shares.submit.shape[0] + above))]
+    mine = _rank_waiting(shares, job)
+    above = np.empty(shares.length[0], np.int64)
+    ranks = np.empty(shares.length[0])
+    found = 0
+    for place in range(shares.length[0]):
+        other = shares.running[place]
+        rank = _rank_running(shares, other, now)
+        if rank > mine:
+            above[found] = other
+            ranks[found] = rank
+            found += 1
+    by_arrival = np.argsort(-above[:found], kind="mergesort")
+    by_rank = np.argsort(-ranks[:found][by_arrival], kind="mergesort")
+    last_first: Ints = above[:found][by_arrival][by_rank]
     _copy_nodes(shares.nodes, shares.later)
     count = 0
     while not _fits(shares.later, shares.gpus[job]):
-        if count == last_first.shape[0]:
+        if count == found:
             return np.empty(0, np.int64)
         victim = last_first[count]
         _shift(shares.later, shares.gpus[victim], shares.placed, shares.placed_at[victim], 1)
@@ -923,19 +975,20 @@ def _victims(shares: Shares, job: int) -> Ints:
 
 @_compiled
 def _next_in_order(shares: Shares, size_end: int) -> int:
-    """Place in `waiting` of the least (level, arrival) among jobs below `size_end` GPUs; -1 if there is none."""
-    best, least = -1, _NO_RANK
+    """Place in `waiting` of the least (rank, arrival) among jobs below `size_end` GPUs; -1 if there is none."""
+    best, least, first = -1, np.inf, _NO_RANK
     for place in range(shares.length[1]):
         job = shares.waiting[place]
-        key = shares.level[job] * shares.submit.shape[0] + job
-        if shares.gpus[job] < size_end and key < least:
-            best, least = place, key
+        if shares.gpus[job] < size_end:
+            rank = _rank_waiting(shares, job)
+            if best < 0 or rank < least or (rank == least and job < first):
+                best, least, first = place, rank, job
     return best
 
 
 @_compiled
 def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s: float) -> None:
-    """In order of (level, arrival). What found no room, even by eviction, will not for a later job as large."""
+    """In order of (rank, arrival). What found no room, even by eviction, will not for a later job as large."""
     size_end = _NO_RANK
     while True:
         place = _next_in_order(shares, size_end)
@@ -943,7 +996,7 @@ def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s:
             return
         job = shares.waiting[place]
         if not _fits(shares.nodes, shares.gpus[job]):
-            victims = _victims(shares, job)
+            victims = _victims(shares, job, now)
             if victims.shape[0] == 0:
                 size_end = shares.gpus[job]
                 continue
@@ -959,7 +1012,7 @@ def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s:
 
 @_compiled
 def _progress(shares: Shares, now: float, finish: Floats) -> None:
-    """Completions, and levels reached, of this moment."""
+    """Completions, levels reached, and bounds of waiting reached at this moment."""
     place = 0
     while place < shares.length[0]:
         job = shares.running[place]
@@ -971,27 +1024,45 @@ def _progress(shares: Shares, now: float, finish: Floats) -> None:
         else:
             shares.level[job] += 1
             shares.event[job] = _next_event(shares, job)
+    for place in range(shares.length[1]):
+        job = shares.waiting[place]
+        if _urgent_at(shares, job) <= now:
+            shares.urgent[job] = True
 
 
 @_entry
-def run_las(
+def run_index(
     submit: Floats,
     duration: Floats,
     gpus: Ints,
     node_gpus: Ints,
     thresholds: Floats,
+    rate: Floats,
+    table: Floats,
+    kind: Ints,
+    weight: Floats,
+    estimate: Floats,
+    bound_s: float,
     restart_s: float,
     checkpoint_s: float,
 ) -> tuple[Floats, Floats, Ints, Floats, Ints, Ints, Floats]:
-    """Returns first starts, finishes, preemptions, GPU-seconds occupied [job], and the last three of `run`."""
+    """Returns first starts, finishes, preemptions, attained service [job], and the last three of `run`."""
     total, capacity = submit.shape[0], node_gpus.sum()
     placed_at = _placed_at(gpus, node_gpus.max())
     shares = Shares(
         submit,
+        duration,
         gpus,
         _nodes(node_gpus),
         _nodes(node_gpus),
         thresholds,
+        rate,
+        table,
+        kind,
+        weight,
+        estimate.copy(),
+        bound_s,
+        np.zeros(total, np.bool_),
         np.zeros(total, np.int64),
         np.zeros(total),
         duration.copy(),
@@ -1013,6 +1084,10 @@ def run_las(
         moment = submit[arrived] if arrived < total else np.inf
         for place in range(shares.length[0]):
             moment = min(moment, shares.event[shares.running[place]])
+        for place in range(shares.length[1]):
+            job = shares.waiting[place]
+            if not shares.urgent[job]:
+                moment = min(moment, max(now, _urgent_at(shares, job)))
         sums[0] += shares.length[1] * (moment - now)
         sums[1] += (capacity - _free(shares.nodes)) * (moment - now)
         now = moment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -13,7 +14,20 @@ import sim_reference as reference
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamsched.sim.fast import Backfill, Outcome, Rule, Workload, fits_cluster, simulate, simulate_las
+from streamsched.sim.fast import (
+    Backfill,
+    Index,
+    Outcome,
+    Preemption,
+    Rule,
+    Workload,
+    fits_cluster,
+    las_index,
+    simulate,
+    simulate_index,
+    simulate_las,
+    simulate_srtf,
+)
 
 RULES = st.sampled_from(list(Rule))
 MODES = st.sampled_from(list(Backfill))
@@ -166,25 +180,85 @@ def test_what_fits_the_empty_cluster_is_what_best_fit_can_place(nodes: list[int]
 
 
 LEVELS = st.sampled_from([(), (3.0,), (1.0, 4.0, 20.0), (5.0, 10.0, 30.0, 100.0)])
+RANKS = st.sampled_from([0.0, 1.0, 2.0, 7.5])
 
 
-@given(cases(), LEVELS, st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([1.0, 3.0, 10.0]))
-@example(random_case(200, 7), (20.0, 100.0, 500.0), 2.0, 10.0)
-@example(random_case(200, 8), (10.0, 30.0, 100.0, 300.0), 0.0, 1e9)
-def test_least_attained_service_is_as_the_plain_reference(
-    case: tuple[Workload, list[int]], levels: tuple[float, ...], restart_s: float, checkpoint_s: float
-) -> None:
-    jobs, nodes = case
-    plain = [
-        reference.Share(job.seq, job.submit, job.duration, job.gpus, remaining=job.duration)
+@st.composite
+def orders(draw: st.DrawFn) -> reference.Order:
+    """By an index of one to three kinds, or by what remains."""
+    costs = {
+        "restart_s": draw(st.sampled_from([0.0, 0.5, 2.0])),
+        "checkpoint_s": draw(st.sampled_from([1.0, 3.0, 10.0])),
+        "bound_s": draw(st.sampled_from([math.inf, 0.0, 2.5, 20.0])),
+        "by_gpu_time": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        return reference.Order(**costs)
+    levels = draw(LEVELS)
+    row = st.lists(RANKS, min_size=len(levels) + 1, max_size=len(levels) + 1)
+    return reference.Order(levels, draw(st.lists(row, min_size=1, max_size=3)), **costs)
+
+
+def shares(jobs: Workload, kinds: int) -> list[reference.Share]:
+    return [
+        reference.Share(
+            *(job.seq, job.submit, job.duration, job.gpus, job.estimate),
+            kind=job.seq % kinds,
+            remaining=job.duration,
+            left=job.estimate,
+        )
         for job in reference_jobs(jobs)
     ]
-    reference.simulate_las(plain, nodes, levels, restart_s, checkpoint_s)
-    outcome = simulate_las(jobs, nodes, levels, restart_s, checkpoint_s)
+
+
+def by_kernel(jobs: Workload, nodes: list[int], order: reference.Order) -> Outcome:
+    preemption = Preemption(order.restart_s, order.checkpoint_s, order.bound_s)
+    if order.table is None:
+        return simulate_srtf(jobs, nodes, preemption, order.by_gpu_time)
+    kind = np.arange(len(jobs)) % len(order.table)
+    index = Index(np.array(order.levels), np.array(order.table), kind, order.by_gpu_time)
+    return simulate_index(jobs, nodes, index, preemption)
+
+
+LAS = ((20.0, 100.0, 500.0), [[0.0, 1.0, 2.0, 3.0]])
+UP_AND_DOWN = ((10.0, 30.0, 100.0, 300.0), [[2.0, 1.0, 3.0, 3.0, 0.0], [0.0, 4.0, 1.0, 5.0, 2.0]])
+
+
+@given(cases(), orders())
+@example(random_case(200, 7), reference.Order(*LAS, restart_s=2.0, checkpoint_s=10.0))
+@example(random_case(200, 8), reference.Order(*UP_AND_DOWN, restart_s=0.0, checkpoint_s=1e9))
+@example(random_case(200, 9), reference.Order(*UP_AND_DOWN, by_gpu_time=False, restart_s=1.0, bound_s=200.0))
+@example(random_case(200, 10), reference.Order(restart_s=1.0, checkpoint_s=10.0, by_gpu_time=False))
+@example(random_case(200, 11), reference.Order(restart_s=1.0, checkpoint_s=10.0, bound_s=100.0))
+def test_preemptive_orders_are_as_the_plain_reference(case: tuple[Workload, list[int]], order: reference.Order) -> None:
+    jobs, nodes = case
+    plain = shares(jobs, 1 if order.table is None else len(order.table))
+    reference.simulate_order(plain, nodes, order)
+    outcome = by_kernel(jobs, nodes, order)
     assert outcome.start_s.tolist() == [job.start for job in plain]
     assert outcome.finish_s.tolist() == [job.done for job in plain]
     assert outcome.preemptions.tolist() == [job.preemptions for job in plain]
     assert nodes_of(outcome) == [[node for node, _ in job.placement] for job in plain]
+
+
+@given(cases(), LEVELS)
+def test_least_attained_service_is_an_index(case: tuple[Workload, list[int]], levels: tuple[float, ...]) -> None:
+    jobs, nodes = case
+    index = Index(np.array(levels), np.arange(len(levels) + 1.0)[None, :])
+    expected = simulate_index(jobs, nodes, index, Preemption(1.0, 3.0))
+    assert simulate_las(jobs, nodes, levels, 1.0, 3.0).finish_s.tolist() == expected.finish_s.tolist()
+
+
+@given(cases())
+def test_shortest_remaining_first_is_optimal_on_one_gpu(case: tuple[Workload, list[int]]) -> None:
+    """With free preemption no order has a lower mean completion time there (Schrage 1968)."""
+    drawn, _ = case
+    jobs = Workload(drawn.submit_s, drawn.duration_s, np.ones(len(drawn), np.int64)).with_true_estimates()
+    free = Preemption(restart_s=0.0, checkpoint_s=2.0**-20)
+    best = simulate_srtf(jobs, [1], free).finish_s.sum()
+    for rule in (Rule.FCFS, Rule.SJF, Rule.LCFS):
+        assert best <= simulate(jobs, [1], rule).finish_s.sum() + 1e-3
+    assert best <= simulate_index(jobs, [1], las_index((3.0, 10.0)), free).finish_s.sum() + 1e-3
 
 
 @given(cases(), LEVELS, st.sampled_from([0.0, 2.0]))

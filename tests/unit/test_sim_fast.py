@@ -144,10 +144,16 @@ def test_no_more_is_evicted_than_is_needed_and_the_last_in_order_first() -> None
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"levels_gpu_s": [5, 5]}, {"levels_gpu_s": [0]}, {"restart_s": -1}, {"checkpoint_s": 0}]
+    ("wrong", "words"),
+    [
+        ({"levels_gpu_s": [5, 5]}, "levels ascend"),
+        ({"levels_gpu_s": [0]}, "levels ascend"),
+        ({"restart_s": -1}, "restart_s"),
+        ({"checkpoint_s": 0}, "checkpoint_s"),
+    ],
 )
-def test_levels_and_times_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="levels ascend"):
+def test_levels_and_times_that_make_no_sense_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         simulate_las(workload((0, 1, 1)), [1], **wrong)
 
 
