@@ -27,6 +27,8 @@ from streamsched.policy.rules import UNKNOWN_RUN_S
 from streamsched.sim.workload import Estimates
 
 if TYPE_CHECKING:
+    from streamsched.core.window import Ranker
+    from streamsched.sim.fast import Outcome, Workload
     from streamsched.sim.metrics import Schedule
     from streamsched.sim.scenario import NodeGroup
 
@@ -58,8 +60,13 @@ PreemptOption = Annotated[Literal["off", "on"], typer.Option(help="Running jobs 
 RestartS = Annotated[float, typer.Option(min=0, help="What starting again costs a stopped job, s.")]
 CheckpointS = Annotated[float, typer.Option(min=1e-3, help="Work up to a multiple of this survives a stop, s.")]
 EstimatesOption = Annotated[str, typer.Option(help="What rules know of run times: none, user, true, noisy:SIGMA.")]
-Fast = Annotated[bool, typer.Option(help="The compiled path: classic rules, greedy, no preemption.")]
+Fast = Annotated[bool, typer.Option(help="The compiled path: classic rules and index policies, greedy.")]
 Out = Annotated[Path, typer.Option(help="Folder for summary.json, jobs.csv and report.html.")]
+
+
+GITTINS = "gittins"
+POLICIES = sorted([*RULES, GITTINS])
+_FAST_PREEMPTIVE = ("las", GITTINS, "srtf")
 
 
 @dataclass(frozen=True)
@@ -228,18 +235,19 @@ def _plan(
     fast: bool,
 ) -> Plan:
     """Raises UserError for what does not go together."""
-    if policy not in RULES:
-        raise UserError(f"unknown policy {policy!r}: choose one of {', '.join(sorted(RULES))}")
+    if policy not in POLICIES:
+        raise UserError(f"unknown policy {policy!r}: choose one of {', '.join(POLICIES)}")
     if policy in SEE_RUN_TIMES and estimates.kind == "none":
         raise UserError(f"policy {policy} orders by run times: give --estimates user, true or noisy:SIGMA")
     if backfill in ("easy", "conservative") and estimates.kind == "none":
         raise UserError(f"--backfill {backfill} needs run times: give --estimates user, true or noisy:SIGMA")
     if backfill in ("easy", "conservative") and preempt == "on":
         raise UserError(f"--backfill {backfill} is for runs that go on to their ends: leave out --preempt on")
-    if fast and policy not in FORMULAS:
-        raise UserError(f"--fast knows {', '.join(FORMULAS)}; leave it out for {policy}")
-    if fast and (placement != "greedy" or preempt != "off"):
-        raise UserError("--fast places greedily and never preempts: leave it out")
+    if fast and placement != "greedy":
+        raise UserError("--fast places greedily: leave it out")
+    known = _FAST_PREEMPTIVE if preempt == "on" else tuple(FORMULAS)
+    if fast and policy not in known:
+        raise UserError(f"--fast with --preempt {preempt} knows {', '.join(known)}; leave it out for {policy}")
     return Plan(
         name=source.name,
         trace=source.trace,
@@ -321,8 +329,46 @@ def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
     if not able.any():
         raise UserError(f"{plan.trace}: no job fits these nodes")
     workload = fast.Workload(columns.submit_s[able], columns.run_s[able], columns.gpus[able], known[able])
-    outcome = fast.simulate(workload, nodes, fast.Rule.named(plan.policy), fast.Backfill[plan.backfill.upper()])
+    if plan.preempt:
+        outcome = _by_index(plan, workload, nodes)
+    else:
+        outcome = fast.simulate(workload, nodes, fast.Rule.named(plan.policy), fast.Backfill[plan.backfill.upper()])
     return from_fast(everything, outcome, able, columns.tenants)
+
+
+def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:
+    from streamsched.policy import gittins
+    from streamsched.sim import fast
+
+    costs = fast.Preemption(plan.restart_s, plan.checkpoint_s)
+    if plan.policy == "srtf":
+        return fast.simulate_srtf(workload, nodes, costs)
+    if plan.policy == GITTINS:
+        levels = np.array(gittins.LEVELS_GPU_S)
+        index = fast.Index(levels, _gittins_table(plan), gittins.class_of(workload.gpus))
+        return fast.simulate_index(workload, nodes, index, costs)
+    return fast.simulate_index(workload, nodes, fast.las_index(), costs)
+
+
+def _gittins_table(plan: Plan) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """From the jobs of the trace that had ended, by its own word, before the first that is simulated."""
+    from loadgen.trace import Window, read_trace
+    from streamsched.policy import gittins
+
+    start = plan.submitted_from
+    jobs = () if start is None else read_trace(plan.trace, Window(None, start)).jobs
+    over = [job for job in jobs if start is not None and job.submit_s + job.duration_s <= start]
+    if not over:
+        raise UserError(f"{plan.trace}: policy gittins learns from jobs that ended before --from, and there are none")
+    gpus = np.array([job.gpus for job in over])
+    service = np.array([job.duration_s for job in over]) * gpus
+    return np.asarray(gittins.table(service, gpus, np.array([job.clamped for job in over])))
+
+
+def _ranker(plan: Plan, origin_s: float) -> Ranker:
+    from streamsched.policy.gittins import Gittins
+
+    return Gittins(_gittins_table(plan)) if plan.policy == GITTINS else by_name(plan.policy, origin_s)
 
 
 def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
@@ -360,7 +406,7 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
             jobs,
             nodes_of((group.count, group.gpus, group.gpu_type) for group in plan.nodes),
             config,
-            by_name(plan.policy, origin_s=float(columns.submit_s[0])),
+            _ranker(plan, float(columns.submit_s[0])),
             SimOptions(placement=plan.placement, checkpoint_s=plan.checkpoint_s),
             lambda finished: bar.update(task, completed=finished),
         )

@@ -81,7 +81,7 @@ class LeastAttainedService:
         self._levels = tuple(levels_gpu_s)
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
-        return [-float(bisect_right(self._levels, _attained_gpu_s(job, state, now))) for job in jobs]
+        return [-float(bisect_right(self._levels, attained_gpu_s(job, state, now))) for job in jobs]
 
 
 class ShortestRemaining:
@@ -98,10 +98,10 @@ class ShortestRemaining:
 
 def _remaining_s(job: Job, state: ClusterState, now: float) -> float:
     whole_s = UNKNOWN_RUN_S if job.spec.estimate_s is None else job.spec.estimate_s
-    return max(0.0, whole_s - _attained_gpu_s(job, state, now) / (job.spec.total_gpu_milli / WHOLE_GPU))
+    return max(0.0, whole_s - attained_gpu_s(job, state, now) / (job.spec.total_gpu_milli / WHOLE_GPU))
 
 
-def _attained_gpu_s(job: Job, state: ClusterState, now: float) -> float:
+def attained_gpu_s(job: Job, state: ClusterState, now: float) -> float:
     run = state.runs.get(job.placement_id) if job.placement_id is not None else None
     if run is None or run.started_at is None:
         return job.attained_gpu_s

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import ModuleType
-from typing import Final, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -148,6 +148,14 @@ class Workload:
         return Workload(self.submit_s, self.duration_s, self.gpus, self.duration_s * factor)
 
 
+class Stretches(NamedTuple):
+    """Times in which jobs held their GPUs: one entry per stretch in each array."""
+
+    job: Ints
+    start_s: Floats
+    end_s: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """What became of each job (arrays by job), and of the whole run."""
@@ -159,6 +167,7 @@ class Outcome:
     """Start - submit; with preemption finish - submit - duration, so that lost work and restarts count as waiting."""
     preemptions: Ints
     """How often each was evicted."""
+    runs: Stretches
     placed_at: Ints
     placed: Ints
     """The last nodes of job j, worker by worker: placed[placed_at[j] : placed_at[j + 1]]."""
@@ -252,7 +261,8 @@ def simulate(
         int(backfill),
     )
     preemptions = np.zeros(len(jobs), np.int64)
-    return _outcome(jobs, node_gpus, start, finish, start - jobs.submit_s, preemptions, placed_at, placed, sums)
+    runs = Stretches(np.arange(len(jobs)), start, finish)
+    return _outcome(jobs, node_gpus, start, finish, start - jobs.submit_s, preemptions, runs, placed_at, placed, sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,7 +377,7 @@ def _preemptive(
 ) -> Outcome:
     kernel = _kernel()
     _refuse_what_cannot_run(jobs, node_gpus)
-    start, finish, preemptions, _, placed_at, placed, sums = kernel.run_index(
+    start, finish, preemptions, *stretches, placed_at, placed, sums = kernel.run_index(
         _floats(jobs.submit_s),
         _floats(jobs.duration_s),
         _ints(jobs.gpus),
@@ -383,7 +393,8 @@ def _preemptive(
         float(preemption.checkpoint_s),
     )
     wait = finish - jobs.submit_s - jobs.duration_s
-    return _outcome(jobs, node_gpus, start, finish, wait, preemptions, placed_at, placed, sums)
+    runs = Stretches(*stretches)
+    return _outcome(jobs, node_gpus, start, finish, wait, preemptions, runs, placed_at, placed, sums)
 
 
 def _outcome(
@@ -393,6 +404,7 @@ def _outcome(
     finish: Floats,
     wait: Floats,
     preemptions: Ints,
+    runs: Stretches,
     placed_at: Ints,
     placed: Ints,
     sums: Floats,
@@ -402,6 +414,7 @@ def _outcome(
         finish_s=finish,
         wait_s=wait,
         preemptions=preemptions,
+        runs=runs,
         placed_at=placed_at,
         placed=placed,
         queue_job_s=float(sums[0]),

@@ -22,15 +22,18 @@ Units: seconds and GPUs; jobs and nodes are numbers from 0. Nothing is kept betw
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+from numba.typed import List
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Log = Any
+"""A typed list of (job, beginning, end) of stretches."""
 
 BACKFILL_NONE: Final = 0
 BACKFILL_SKIP: Final = 1
@@ -864,7 +867,7 @@ class Shares(NamedTuple):
 @_inlined
 def _rank_waiting(shares: Shares, job: int) -> float:
     if shares.urgent[job]:
-        return -np.inf
+        return float(-np.inf)
     if shares.weight.shape[0] > 0:
         return float(shares.weight[job] * shares.left[job])
     return float(shares.table[shares.kind[job], shares.level[job]])
@@ -873,7 +876,7 @@ def _rank_waiting(shares: Shares, job: int) -> float:
 @_inlined
 def _rank_running(shares: Shares, job: int, now: float) -> float:
     if shares.urgent[job]:
-        return -np.inf
+        return float(-np.inf)
     if shares.weight.shape[0] > 0:
         worked = max(0.0, now - shares.since[job] - shares.restart[job])
         return float(shares.weight[job] * (shares.left[job] - worked))
@@ -893,7 +896,7 @@ def _next_event(shares: Shares, job: int) -> float:
 @_inlined
 def _urgent_at(shares: Shares, job: int) -> float:
     """When the waiting job has waited for the bound: what was saved of its work is no waiting."""
-    return shares.submit[job] + shares.bound_s + (shares.duration[job] - shares.remaining[job])
+    return float(shares.submit[job] + shares.bound_s + (shares.duration[job] - shares.remaining[job]))
 
 
 @_compiled
@@ -910,9 +913,10 @@ def _begin_stretch(shares: Shares, job: int, now: float, restart_s: float) -> No
 
 
 @_compiled
-def _end_stretch(shares: Shares, place: int, now: float) -> int:
+def _end_stretch(shares: Shares, place: int, now: float, log: Log) -> int:
     """The job at a place of `running`, which runs no more."""
     job = int(shares.running[place])
+    log.append((job, float(shares.since[job]), now))
     shares.length[0] -= 1
     shares.running[place] = shares.running[shares.length[0]]
     shares.attained[job] += shares.rate[job] * (now - shares.since[job])
@@ -921,9 +925,9 @@ def _end_stretch(shares: Shares, place: int, now: float) -> int:
 
 
 @_compiled
-def _evict(shares: Shares, place: int, now: float, checkpoint_s: float) -> None:
+def _evict(shares: Shares, place: int, now: float, checkpoint_s: float, log: Log) -> None:
     """The work since the last checkpoint of the stretch is lost."""
-    job = _end_stretch(shares, place, now)
+    job = _end_stretch(shares, place, now, log)
     worked = max(0.0, now - shares.since[job] - shares.restart[job])
     saved = np.floor(worked / checkpoint_s) * checkpoint_s
     shares.remaining[job] -= saved
@@ -987,7 +991,7 @@ def _next_in_order(shares: Shares, size_end: int) -> int:
 
 
 @_compiled
-def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s: float) -> None:
+def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s: float, log: Log) -> None:
     """In order of (rank, arrival). What found no room, even by eviction, will not for a later job as large."""
     size_end = _NO_RANK
     while True:
@@ -1004,14 +1008,14 @@ def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s:
                 at = 0
                 while shares.running[at] != victim:
                     at += 1
-                _evict(shares, at, now, checkpoint_s)
+                _evict(shares, at, now, checkpoint_s, log)
         shares.length[1] -= 1
         shares.waiting[place] = shares.waiting[shares.length[1]]
         _begin_stretch(shares, job, now, restart_s)
 
 
 @_compiled
-def _progress(shares: Shares, now: float, finish: Floats) -> None:
+def _progress(shares: Shares, now: float, finish: Floats, log: Log) -> None:
     """Completions, levels reached, and bounds of waiting reached at this moment."""
     place = 0
     while place < shares.length[0]:
@@ -1020,7 +1024,7 @@ def _progress(shares: Shares, now: float, finish: Floats) -> None:
             place += 1
         elif shares.since[job] + shares.restart[job] + shares.remaining[job] <= now:
             finish[job] = now
-            _end_stretch(shares, place, now)
+            _end_stretch(shares, place, now, log)
         else:
             shares.level[job] += 1
             shares.event[job] = _next_event(shares, job)
@@ -1045,8 +1049,9 @@ def run_index(
     bound_s: float,
     restart_s: float,
     checkpoint_s: float,
-) -> tuple[Floats, Floats, Ints, Floats, Ints, Ints, Floats]:
-    """Returns first starts, finishes, preemptions, attained service [job], and the last three of `run`."""
+) -> tuple[Floats, Floats, Ints, Ints, Floats, Floats, Ints, Ints, Floats]:
+    """Returns first starts, finishes, preemptions [job], the stretches (their jobs, beginnings and ends, in order of
+    the ends), and the last three of `run`."""
     total, capacity = submit.shape[0], node_gpus.sum()
     placed_at = _placed_at(gpus, node_gpus.max())
     shares = Shares(
@@ -1078,6 +1083,9 @@ def run_index(
         np.empty(placed_at[total], np.int64),
     )
     finish = np.empty(total)
+    log = List()
+    log.append((np.int64(0), 0.0, 0.0))
+    log.clear()
     sums = np.zeros(4)
     arrived, now = 0, submit[0]
     while arrived < total or shares.length[0] > 0:
@@ -1091,13 +1099,16 @@ def run_index(
         sums[0] += shares.length[1] * (moment - now)
         sums[1] += (capacity - _free(shares.nodes)) * (moment - now)
         now = moment
-        _progress(shares, now, finish)
+        _progress(shares, now, finish, log)
         while arrived < total and submit[arrived] <= now:
             shares.waiting[shares.length[1]] = arrived
             shares.length[1] += 1
             arrived += 1
         if shares.length[1] > 0:
-            _preemptive_pass(shares, now, restart_s, checkpoint_s)
+            _preemptive_pass(shares, now, restart_s, checkpoint_s, log)
             sums[2] += 1
             sums[3] = max(sums[3], shares.length[1])
-    return shares.start, finish, shares.preemptions, shares.attained, placed_at, shares.placed, sums
+    jobs, began, ended = np.empty(len(log), np.int64), np.empty(len(log)), np.empty(len(log))
+    for number in range(len(log)):
+        jobs[number], began[number], ended[number] = log[number]
+    return shares.start, finish, shares.preemptions, jobs, began, ended, placed_at, shares.placed, sums

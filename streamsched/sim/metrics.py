@@ -116,19 +116,19 @@ def from_fast(workload: Workload, outcome: Outcome, ran: npt.NDArray[np.bool_], 
         preemptions=spread(outcome.preemptions, np.int64(0)),
         tenants=tenants,
         cluster_gpus=outcome.gpus,
-        lines=_lines(workload.submit_s[ran], outcome.start_s, outcome.finish_s, workload.gpus[ran]),
+        lines=_lines(workload.submit_s[ran], workload.gpus[ran], outcome),
     )
 
 
-def _lines(submit: Floats, start: Floats, finish: Floats, gpus: Ints) -> Lines:
-    """Of runs that are never stopped."""
-    ones = np.ones(len(gpus), dtype=np.int64)
-    none = np.zeros_like(ones)
-    times = np.concatenate([submit, start, finish])
-    moments, at = np.unique(times, return_inverse=True)
+def _lines(submit: Floats, gpus: Ints, outcome: Outcome) -> Lines:
+    runs = outcome.runs
+    again = runs.end_s < outcome.finish_s[runs.job]
+    """Stretches after which the job waits."""
+    moments, at = np.unique(np.concatenate([submit, runs.start_s, runs.end_s]), return_inverse=True)
+    held = gpus[runs.job]
     queued, busy = np.zeros(len(moments), dtype=np.int64), np.zeros(len(moments), dtype=np.int64)
-    np.add.at(queued, at, np.concatenate([ones, -ones, none]))
-    np.add.at(busy, at, np.concatenate([none, gpus, -gpus]))
+    np.add.at(queued, at, np.concatenate([np.ones_like(gpus), -np.ones_like(held), again.astype(np.int64)]))
+    np.add.at(busy, at, np.concatenate([np.zeros_like(gpus), held, -held]))
     return Lines(moments, np.cumsum(queued), np.cumsum(busy))
 
 

@@ -276,6 +276,9 @@ def test_preemption_loses_no_job_and_all_its_time_is_accounted_for(
     most_lost = float((outcome.preemptions * jobs.gpus).sum()) * (3.0 + restart_s)
     assert outcome.useful_gpu_s - 1e-6 <= outcome.busy_gpu_s <= outcome.useful_gpu_s + most_lost + 1e-6
     assert sum(nodes) * outcome.span_s >= outcome.busy_gpu_s - 1e-6
+    held = jobs.gpus[outcome.runs.job] * (outcome.runs.end_s - outcome.runs.start_s)
+    assert held.sum() == pytest.approx(outcome.busy_gpu_s, rel=1e-9, abs=1e-6)
+    assert np.bincount(outcome.runs.job, minlength=len(jobs)).tolist() == (outcome.preemptions + 1).tolist()
 
 
 def nodes_of(outcome: Outcome) -> list[list[int]]:

@@ -100,6 +100,23 @@ def test_backfill_by_true_run_times_is_an_oracle(
     assert starts == ["0.0", "10.0", "15.0", "3.0"]
 
 
+@pytest.mark.parametrize("policy", ["las", "gittins", "srtf"])
+@pytest.mark.parametrize("way", [(), ("--fast",)])
+def test_preemptive_policies_by_both_ways(tmp_path: Path, policy: str, way: tuple[str, ...]) -> None:
+    """The long job makes room for the short one that comes 1,000 s after it. The core does not stop runs at once."""
+    trace = tmp_path / "trace.csv"
+    early = "".join(f"e{n},{n},30,8\n" for n in range(60))
+    trace.write_text(f"job_id,submit_s,duration_s,gpus\n{early}long,10000,40000,8\nshort,11000,30,8\n")
+    args = ("--trace", trace, "--nodes", "1x8:V", "--from", "10000", "--policy", policy, "--estimates", "true")
+    run("simulate", *args, "--preempt", "on", *way, "--out", tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert told["jobs"] == 2
+    assert told["preemptions"] == 1
+    # Kept of the first 1,000 s: 600 s; lost 400, restart 60, and 30 s of the short one.
+    assert told["max_wait_s"] == pytest.approx(400 + 60 + 30)
+    assert told["p50_wait_s"] == 0
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -113,8 +130,10 @@ def test_backfill_by_true_run_times_is_an_oracle(
         (("--nodes", "1x8", "--backfill", "easy"), "needs run times"),
         (("--nodes", "1x8", "--backfill", "conservative", "--fast"), "needs run times"),
         (("--nodes", "1x8", "--backfill", "easy", "--estimates", "true", "--preempt", "on"), "leave out --preempt"),
-        (("--nodes", "1x8", "--fast", "--policy", "las"), "--fast knows"),
-        (("--nodes", "1x8", "--fast", "--preempt", "on"), "leave it out"),
+        (("--nodes", "1x8", "--fast", "--policy", "las"), "--fast with --preempt off knows fcfs"),
+        (("--nodes", "1x8", "--fast", "--preempt", "on"), "--fast with --preempt on knows las, gittins, srtf"),
+        (("--nodes", "1x8", "--fast", "--placement", "milp"), "leave it out"),
+        (("--nodes", "1x8", "--policy", "gittins", "--preempt", "on"), "learns from jobs that ended before --from"),
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_line(trace: Path, tmp_path: Path, args: tuple[str, ...], words: str) -> None:
