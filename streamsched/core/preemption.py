@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -79,8 +78,8 @@ def _gives_back_all(node: Node) -> bool:
 
 
 def possible_victims(state: ClusterState, now: float) -> list[Run]:
-    """Possible victims of a class that some waiting job may outrank, by arrival of their jobs; costs nothing where
-    there are no preemptible runs of such a class."""
+    """Preemptible runs of a class that a waiting job may outrank, by arrival of their jobs; costs nothing where there
+    are none. `choose_victims` leaves out those that are spared for now (`why_spared`)."""
     if state.config.preempt == "off" or not state.index.stoppable:
         return []
     classes = state.config.priority_classes
@@ -93,8 +92,7 @@ def possible_victims(state: ClusterState, now: float) -> list[Run]:
     for name, job_ids in state.index.stoppable.items():
         if classes.get(name, 0) < end:
             found += [state.jobs[job_id] for job_id in job_ids]
-    runs = (state.runs[job.placement_id] for job in sorted(found, key=_by_arrival) if job.placement_id is not None)
-    return [run for run in runs if why_spared(state, run, now) is None]
+    return [state.runs[job.placement_id] for job in sorted(found, key=_by_arrival) if job.placement_id is not None]
 
 
 def _by_arrival(job: Job) -> int:
@@ -111,12 +109,17 @@ def choose_victims(
     """
     reach = _reach(queued, levels, now)
     any_type = reach.get("", -math.inf)
-    found = [
-        _victim(state, run, levels[run.job_id], now)
-        for run in runs
-        if levels[run.job_id] < max(any_type, *(reach.get(gpu_type, any_type) for gpu_type in _types(state, run)))
-    ]
-    return tuple(nsmallest(state.config.preempt_victims_max, found, key=_dearness))
+    most = max(reach.values(), default=-math.inf)
+    found = [(levels[run.job_id], _lost(state, run, now), run) for run in runs if levels[run.job_id] < most]
+    chosen: list[Victim] = []
+    for level, _, run in sorted(found, key=_dearness):
+        if len(chosen) == state.config.preempt_victims_max:
+            break
+        if level >= max(any_type, *(reach.get(gpu_type, any_type) for gpu_type in _types(state, run))):
+            continue
+        if why_spared(state, run, now) is None:
+            chosen.append(_victim(state, run, level, now))
+    return tuple(chosen)
 
 
 def _reach(queued: Iterable[Job], levels: Mapping[str, int], now: float) -> dict[str, float]:
@@ -134,12 +137,15 @@ def _types(state: ClusterState, run: Run) -> set[str]:
     return {state.inventory.nodes[a.node_id].spec.gpu_type for a in run.allocations}
 
 
-def _dearness(victim: Victim) -> tuple[int, float, str]:
-    return victim.level, victim.cost / gpus_of(victim), victim.placement_id
+def _dearness(item: tuple[int, float, Run]) -> tuple[int, float, str]:
+    level, lost, run = item
+    return level, lost, run.placement_id
 
 
-def gpus_of(victim: Victim) -> int:
-    return sum(gpus for _, gpus, _, _ in victim.held)
+def _lost(state: ClusterState, run: Run, now: float) -> float:
+    """What stopping it costs beside its GPUs, as a share of their worth."""
+    kept_at = max(run.last_checkpoint_at or 0.0, run.started_at or 0.0)
+    return min(1.0, (now - kept_at + state.config.restart_s) / _LOST_MAX_S)
 
 
 def _victim(state: ClusterState, run: Run, level: int, now: float) -> Victim:
@@ -147,13 +153,11 @@ def _victim(state: ClusterState, run: Run, level: int, now: float) -> Victim:
     for a in run.allocations:
         gpus, cpu, memory = held.get(a.node_id, (0, 0, 0))
         held[a.node_id] = (gpus + len(a.gpus), cpu + a.cpu_milli, memory + a.memory_mib)
-    kept_at = max(run.last_checkpoint_at or 0.0, run.started_at or 0.0)
-    lost = min(1.0, (now - kept_at + state.config.restart_s) / _LOST_MAX_S)
     return Victim(
         placement_id=run.placement_id,
         job_id=run.job_id,
         level=level,
-        cost=sum(gpus for gpus, _, _ in held.values()) * (1.0 + lost),
+        cost=sum(gpus for gpus, _, _ in held.values()) * (1.0 + _lost(state, run, now)),
         held=tuple((node_id, *held[node_id]) for node_id in sorted(held)),
         anti_affinity=state.jobs[run.job_id].spec.anti_affinity,
     )

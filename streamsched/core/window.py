@@ -95,7 +95,7 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
     than there is room for: another of them could only take the place of a better one.
     """
     state.queue.refresh(state, ranker, now)
-    runs = possible_victims(state, now)
+    runs = possible_victims(state, now) if _somebody_has_no_room(state) else []
     if not runs and is_static(ranker):
         chooser = _Chooser(state, now, {}, ())
         _look_at_lines(state, chooser)
@@ -129,6 +129,12 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         in_order=chooser.in_order,
     )
     return Window(problem, chooser, order)
+
+
+def _somebody_has_no_room(state: ClusterState) -> bool:
+    """Else nobody has to make room: those who do not fit beside each other are seen by the next window."""
+    chances = state.chances()
+    return bool(state.queue.apart) or any(not chances.fits(line.kind, line.spec) for line in state.queue.lines.values())
 
 
 def _look_at_lines(state: ClusterState, chooser: _Chooser) -> None:

@@ -8,7 +8,10 @@ that found no room has others make room for it (`making_room.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+
+from msgspec.structs import replace
 
 from streamsched.core.problem import Assignment, Candidate, Problem
 
@@ -45,6 +48,8 @@ def fill(
     With `failed`, a candidate that raises is left out, and what it raised is written there under its job id.
     """
     placed: dict[str, Assignment] = {}
+    in_vain: dict[Candidate, float] = {}
+    """What nobody makes room for, and what it was worth: less of the same need not be tried until somebody has gone."""
     looked_at = 0
     for candidate in candidates:
         if candidate.job_id in placed:
@@ -55,7 +60,7 @@ def fill(
         if not is_sane(candidate):
             continue
         try:
-            workers, after = _seat(stock, candidate, open_devices, as_whole)
+            workers, after = _seat(stock, candidate, open_devices, as_whole, in_vain)
         except Exception as error:
             if failed is None:
                 raise
@@ -73,10 +78,18 @@ def fill(
 
 
 def _seat(
-    stock: Stock, candidate: Candidate, open_devices: bool, as_whole: bool
+    stock: Stock, candidate: Candidate, open_devices: bool, as_whole: bool, in_vain: dict[Candidate, float]
 ) -> tuple[Workers | None, tuple[str, ...]]:
     """(nodes or None, victims that have to go first)."""
     workers = stock.place(candidate, open_devices=open_devices, as_whole=as_whole)
     if workers is not None or not stock.freed.victims or is_share(candidate):
         return workers, ()
-    return make_room(stock, candidate) or (None, ())
+    wish = replace(candidate, job_id="", attempt=0, value=0.0, score=0.0)
+    if candidate.value <= in_vain.get(wish, -math.inf):
+        return None, ()
+    found = make_room(stock, candidate)
+    if found is None:
+        in_vain[wish] = candidate.value
+        return None, ()
+    in_vain.clear()
+    return found

@@ -111,6 +111,8 @@ class _Simulation:
         self.arrived = 0
         self.ends: list[tuple[float, int, str]] = []
         """(time, counter, placement id); entries of runs that were stopped are passed over."""
+        self.checkpoints: list[tuple[float, int, str]] = []
+        """(time, counter, placement id) of the next checkpoint of each run, where runs may be stopped."""
         self.counter = count()
         self.running: dict[str, str] = {}
         """Placement id -> job id."""
@@ -166,6 +168,8 @@ class _Simulation:
 
     def _window(self) -> None:
         """Windows until one starts nothing: a window takes `window_jobs` at most, and stopped runs leave room."""
+        if self.state.waiting():
+            self._tell_checkpoints()
         while self.state.waiting():
             out = self._tell(ev.WindowElapsed())
             asked = [i for i in out if isinstance(i, SolveWindow)]
@@ -176,6 +180,18 @@ class _Simulation:
                 changed = changed or any(isinstance(i, Place | Preempt) for i in done)
             if not changed or self._nobody_else_fits():
                 return
+
+    def _tell_checkpoints(self) -> None:
+        """The last of each run, as its executor would have told by now: what a stop would cost depends on it."""
+        every = self.options.checkpoint_s
+        while self.checkpoints and self.checkpoints[0][0] <= self.now:
+            due, _, placement_id = heapq.heappop(self.checkpoints)
+            job_id = self.running.get(placement_id)
+            if job_id is not None:
+                latest = due + (self.now - due) // every * every
+                told = ev.RunProgressed(placement_id=placement_id, job_id=job_id, time=latest, checkpointed=True)
+                self._tell(told)
+                heapq.heappush(self.checkpoints, (latest + every, next(self.counter), placement_id))
 
     def _nobody_else_fits(self) -> bool:
         """Greedy placement starts all that fit: a window that had asked for all need not be asked again."""
@@ -215,6 +231,9 @@ class _Simulation:
         self.busy += lived.job.spec.total_gpus
         end = lived.started_s + lived.job.run_s - lived.done_s
         heapq.heappush(self.ends, (end, next(self.counter), place.placement_id))
+        if self.config.preempt != "off":
+            first = lived.started_s + self.options.checkpoint_s
+            heapq.heappush(self.checkpoints, (first, next(self.counter), place.placement_id))
         self._tell(ev.RunStarted(placement_id=place.placement_id, job_id=place.job_id, time=self.now))
 
     def _stop(self, stop: Preempt | Revoke) -> None:
