@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -377,13 +378,13 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
 
 
 def _table(plan: Plan, found: Mapping[str, Run]) -> None:
-    table = Table(title=_title(plan))
+    table = Table(title=_title(plan), box=box.SIMPLE_HEAD, collapse_padding=True)
     for heading in _headings():
         table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
     for row in _rows(found):
         table.add_row(*row.values())
     console = Console()
-    (console if console.is_terminal else Console(width=150)).print(table)
+    (console if console.is_terminal else Console(width=170)).print(table)
 
 
 def _title(plan: Plan) -> str:
@@ -408,7 +409,11 @@ def _rows(found: Mapping[str, Run]) -> list[dict[str, str]]:
 def _cell(run: Run, key: str) -> str:
     if key not in run.summary:
         return "not known"
-    one, two = ("{:.3f}", "{:.3f} - {:.3f}") if key in _SHARES else ("{:,.1f}", "{:,.0f} - {:,.0f}")
+    one, two = "{:,.1f}", "{:,.0f} - {:,.0f}"
+    if key in _SHARES:
+        one, two = "{:.3f}", "{:.2f} - {:.2f}"
+    elif key == "mean_bounded_slowdown":
+        two = "{:,.1f} - {:,.1f}"
     between = run.intervals.get(key)
     return one.format(run.summary[key]) + ("" if between is None else "\n" + two.format(*between))
 
