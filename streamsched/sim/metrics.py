@@ -92,7 +92,7 @@ class Schedule:
         """GPU-seconds in use / (GPUs x time), from the first submission to the last."""
         if not len(self.lines.time_s):
             return self.busy_share
-        return self.over_time(self.lines.time_s, self.lines.busy_gpus, 1)[0] / self.cluster_gpus
+        return float(self.over_time(self.lines.time_s, self.lines.busy_gpus, 1)[0]) / self.cluster_gpus
 
     @property
     def fragmentation(self) -> Fragmentation | None:
@@ -216,7 +216,7 @@ def summary(schedule: Schedule, refused_rows: int, wall_s: float) -> dict[str, f
         "max_wait_s": _percentile(wait, 100),
         "mean_jct_s": _mean(jct),
         "mean_bounded_slowdown": _mean(schedule.bounded_slowdown),
-        "gpu_utilisation": float(schedule.gpu_utilisation),
+        "gpu_utilisation": schedule.gpu_utilisation,
         **shares,
         "fairness_jain": jain(by_tenant(schedule).mean_slowdown),
         "preemptions": int(schedule.preemptions.sum()),
@@ -255,7 +255,7 @@ def by_tenant(schedule: Schedule) -> Tenants:
     names, of = np.unique(np.array(schedule.tenants, dtype=np.str_)[ran], return_inverse=True)
 
     def total(values: Floats) -> Floats:
-        return np.bincount(of, weights=values, minlength=len(names))
+        return np.bincount(of, weights=values, minlength=len(names)).astype(np.float64)
 
     jobs = np.bincount(of, minlength=len(names))
     gpu_s = total((schedule.run_s * schedule.gpus)[ran])

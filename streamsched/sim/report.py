@@ -85,6 +85,10 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> str:
     return f"<table>{told}</table>"
 
 
+def items(texts: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(text)}</li>" for text in texts) + "</ul>"
+
+
 def table(rows: Sequence[Mapping[str, str]]) -> str:
     """What comes after a line break in a cell is smaller print."""
     if not rows:
@@ -218,9 +222,9 @@ def _heat(name: str, schedule: Schedule) -> str:
     return _figure(title, f"node by days, white: none, dark: all{together}", "".join(parts))
 
 
-def _figure(title: str, axes: str, inside: str) -> str:
+def _figure(title: str, axes: str, inside: str, height: int = _HEIGHT) -> str:
     caption = f"{html.escape(title)} <small>({html.escape(axes)})</small>"
-    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width={_WIDTH} height={_HEIGHT}'
+    size = f'viewBox="0 0 {_WIDTH} {height}" width={_WIDTH} height={height}'
     return f"<figure><figcaption>{caption}</figcaption><svg {size} role=img>{inside}</svg></figure>"
 
 
@@ -257,6 +261,25 @@ def plot(
         parts.append(f'<text x={_WIDTH - _RIGHT} y={_TOP + 12 + 13 * number} text-anchor=end fill="{colour}"'
                      f' style="fill:{colour}">{label}</text>')  # fmt: skip
     return _figure(title, f"{y_name} by {x_name}", "".join(parts))
+
+
+def bars(title: str, values: Sequence[tuple[str, float, tuple[float, float] | None]]) -> str:
+    """(name, value, its interval) as bars from 0, with a line over the interval."""
+    highest = max((max(value, *between) if between else value for _, value, between in values), default=0.0)
+    left, row = 130, 16
+    wide = _WIDTH - left - 70
+    parts = []
+    for number, (name, value, between) in enumerate(values):
+        y = _TOP + row * number
+        scale = wide / highest if highest > 0 else 0.0
+        parts.append(f"<text x={left - 6} y={y + 9} text-anchor=end>{html.escape(name)}</text>")
+        parts.append(f'<rect x={left} y={y} width={value * scale:.1f} height=10 fill="{_COLOURS[0]}" opacity=.6 />')
+        end = max(value, between[1]) if between else value
+        if between:
+            low, high = (left + share * scale for share in between)
+            parts.append(f"<line x1={low:.1f} x2={high:.1f} y1={y + 5} y2={y + 5} stroke=currentColor />")
+        parts.append(f"<text x={left + end * scale + 5:.1f} y={y + 9}>{value:,.{0 if value >= 100 else 2}f}</text>")
+    return _figure(title, "line: 95 % interval", "".join(parts), _TOP + row * len(values) + 8)
 
 
 class _Scale:
