@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _DIFFERENCES = (
     "Each batch starts on an empty cluster, and after it nothing comes: there is no queue and no load but its own.",
-    "A batch of {size} jobs is {hours:.1f} hours of submissions here (mean), which ask for {asked:.0f} GPUs in all"
+    "A batch of {size} jobs is {hours:.1f} hours of submissions here (mean), which ask for {asked:,.0f} GPUs in all"
     " (mean) of a cluster of {gpus:,}.",
     "In {idle} of {batches} batches nobody waits under FCFS without backfilling: there no rule can be better.",
     "Utilisation is to the last completion: one long job at the end of a batch lowers it under every rule.",
@@ -267,13 +267,13 @@ def _titles(found: _Found) -> tuple[str, str]:
 
 def _print(found: _Found) -> None:
     console = Console()
-    console = console if console.is_terminal else Console(width=170)
+    console = console if console.is_terminal else Console(width=190)
     console.print(f"RLTune's protocol: {found.asked.name} on {found.asked.cluster}", markup=False)
     for title, figures in zip(_titles(found), (found.cold, found.warm), strict=True):
         table = Table(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, title_justify="left")
         rows = _rows(found, figures)
         for heading in rows[0]:
-            table.add_column(heading, justify="left" if heading in ("rule", "backfill") else "right")
+            table.add_column(heading, justify="left" if heading in ("rule", "backfill") else "right", no_wrap=True)
         for row in rows:
             table.add_row(*row.values())
         console.print(table)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from loadgen.trace import Window, read_trace
 from streamsched import cli
 from streamsched.errors import UserError
 from streamsched.sim import fast, paper
+from streamsched.sim.scenario import read_scenario
 
 pytest.importorskip("numba", reason="needs the extra `fast`")
 
@@ -165,3 +167,18 @@ def test_shares_and_changes_are_to_fcfs_without_backfilling() -> None:
     # Where nobody waits there is nothing to gain, and no share of it.
     idle = paper.over_batches([case("fcfs", "none", [0.0, 0.0])], seed=1)[0][0]
     assert (idle.mean, idle.change, idle.change_interval, idle.backfill_share) == (0.0, None, None, None)
+
+
+@pytest.mark.traces
+def test_one_stream_of_a_scenario_meets_the_reference_figures(traces_dir: Path) -> None:
+    told = read_scenario(traces_dir.parent / "scenarios" / "philly-4w.toml")
+    jobs = fast.Workload.of(read_trace(told.trace, Window(told.submitted_from, told.submitted_before)).jobs)
+    starts = paper.choose(len(jobs), paper.BATCH_JOBS, 2, 1)
+    found = paper.run(jobs, [8] * 80, starts, paper.BATCH_JOBS, ("fcfs", "sjf", "unicep"))
+    figures = {(case.rule, case.backfill): case.continuous[:2].tolist() for case in found}
+    assert figures["fcfs", "none"] == pytest.approx([10_051, 20_491], abs=1)
+    assert figures["fcfs", "skip"] == pytest.approx([2_279, 12_719], abs=1)
+    assert figures["sjf", "skip"] == pytest.approx([1_406, 11_845], abs=1)
+    assert figures["unicep", "skip"] == pytest.approx([1_437, 11_877], abs=1)
+    # 256 jobs do not fill 640 GPUs.
+    assert all(not case.batches[:, 0].any() for case in found)
