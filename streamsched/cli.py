@@ -29,7 +29,7 @@ def _root(
 
 
 def _mount() -> None:
-    from streamsched.commands import demo, history, simulate, solve, topics, up, worker
+    from streamsched.commands import demo, history, paper, simulate, solve, topics, up, worker
 
     app.add_typer(topics.topics_app, name="topics")
     app.command("worker")(worker.worker)
@@ -40,6 +40,7 @@ def _mount() -> None:
     app.command("solve")(solve.solve_command)
     app.command("simulate")(simulate.simulate)
     app.command("compare")(simulate.compare)
+    app.command("report-paper")(paper.report_paper)
 
 
 def main() -> None:

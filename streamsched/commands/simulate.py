@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import multiprocessing
 import os
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -40,7 +40,11 @@ _SHOWN = {
     "max_wait_s": "max",
     "mean_jct_s": "mean JCT s",
     "mean_bounded_slowdown": "slowdown",
+    "gpu_utilisation": "utilisation",
+    "mean_fragmentation": "fragmented",
+    "fairness_jain": "Jain",
 }
+_SHARES = ("gpu_utilisation", "mean_fragmentation", "fairness_jain")
 
 ScenarioFile = Annotated[Path | None, typer.Option("--scenario", help="TOML file with a trace, its slice and nodes.")]
 TraceFile = Annotated[Path | None, typer.Option("--trace", help="A trace file, with --nodes.")]
@@ -61,6 +65,7 @@ RestartS = Annotated[float, typer.Option(min=0, help="What starting again costs 
 CheckpointS = Annotated[float, typer.Option(min=1e-3, help="Work up to a multiple of this survives a stop, s.")]
 EstimatesOption = Annotated[str, typer.Option(help="What rules know of run times: none, user, true, noisy:SIGMA.")]
 Fast = Annotated[bool, typer.Option(help="The compiled path: classic rules and index policies, greedy.")]
+JobsFormat = Annotated[Literal["csv", "parquet"], typer.Option(help="Of the file of jobs; Parquet: extra `trace`.")]
 Out = Annotated[Path, typer.Option(help="Folder for summary.json, jobs.csv and report.html.")]
 
 
@@ -114,11 +119,15 @@ def simulate(
     estimates: EstimatesOption = "none",
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs with seeds 1 to N; figures are their means.")] = 1,
     fast: Fast = False,
+    jobs_format: JobsFormat = "csv",
 ) -> None:
     """Simulate a trace on a cluster under one policy: the same core that runs live, in virtual time.
 
     Equal input and seed give equal files, but for `wall_s`. A rule that sees true run times is called an oracle.
     """
+    from streamsched.sim.jobs_file import jobs_writer
+
+    write_jobs = jobs_writer(jobs_format)
     given = _source(scenario, trace, nodes, submitted_from, submitted_before)
     plan = _plan(
         given, limit, policy, backfill, placement, preempt, restart_s, checkpoint_s, Estimates.parse(estimates), fast
@@ -138,7 +147,7 @@ def simulate(
     if seeds > 1:
         told["by_seed"] = summaries
     _write_text(out / "summary.json", json.dumps(told, indent=2) + "\n")
-    _write_jobs(out / "jobs.csv", found[0].schedule)
+    write_jobs(out / f"jobs.{jobs_format}", found[0].schedule)
     _write_report(out / "report.html", plan, {plan.label: found[0]})
     _table(
         plan, {plan.label: found[0]} if seeds == 1 else {f"{plan.label}, seed {n}": r for n, r in enumerate(found, 1)}
@@ -167,7 +176,7 @@ def compare(
 ) -> None:
     """Simulate a trace under several policies, in parallel: one table with confidence intervals, one report.
 
-    Intervals (95 %) are by a seeded block bootstrap over the jobs.
+    Intervals (95 %) are by a seeded block bootstrap over the jobs, of utilisation and fragmentation over time.
     """
     given = _source(scenario, trace, nodes, submitted_from, submitted_before)
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
@@ -182,7 +191,7 @@ def compare(
     workers = min(len(plans), processes or os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         found = dict(zip((plan.label for plan in plans), pool.map(_run_one, plans), strict=True))
-    body = {label: {**run.summary, "mean_wait_s_95": run.wait_interval, "mean_jct_s_95": run.jct_interval}
+    body = {label: {**run.summary, **{f"{key}_95": between for key, between in run.intervals.items()}}
             for label, run in found.items()}  # fmt: skip
     _write_text(out / "summary.json", json.dumps(body, indent=2) + "\n")
     _write_report(out / "report.html", plans[0], found)
@@ -276,13 +285,13 @@ class Run:
     summary: dict[str, float | int]
     refused: str
     """Rows of the trace that were not used, in words; empty: none."""
-    wait_interval: tuple[float, float]
-    jct_interval: tuple[float, float]
+    intervals: dict[str, tuple[float, float]]
+    """95 %, by keys of the summary."""
 
 
 def _run_one(plan: Plan, progress: bool = False) -> Run:
     from loadgen.trace import Window, read_trace
-    from streamsched.sim.metrics import interval, summary
+    from streamsched.sim.metrics import intervals, summary
 
     started = time.perf_counter()
     found = read_trace(plan.trace, Window(plan.submitted_from, plan.submitted_before, plan.limit))
@@ -303,8 +312,7 @@ def _run_one(plan: Plan, progress: bool = False) -> Run:
         schedule=schedule,
         summary=summary(schedule, refusals.total, round(time.perf_counter() - started, 3)),
         refused=f"{plan.trace}: refused rows: {refusals.describe()}" if refusals.total else "",
-        wait_interval=interval(schedule.wait_s),
-        jct_interval=interval(schedule.jct_s),
+        intervals=intervals(schedule),
     )
 
 
@@ -333,7 +341,7 @@ def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
         outcome = _by_index(plan, workload, nodes)
     else:
         outcome = fast.simulate(workload, nodes, fast.Rule.named(plan.policy), fast.Backfill[plan.backfill.upper()])
-    return from_fast(everything, outcome, able, columns.tenants)
+    return from_fast(everything, outcome, able, columns.tenants, nodes)
 
 
 def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:
@@ -417,33 +425,44 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
 
 
 def _table(plan: Plan, found: Mapping[str, Run]) -> None:
-    table = Table(title=_title(plan))
+    table = Table(title=_title(plan), box=box.SIMPLE_HEAD, collapse_padding=True)
     for heading in _headings():
         table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
     for row in _rows(found):
         table.add_row(*row.values())
     console = Console()
-    (console if console.is_terminal else Console(width=150)).print(table)
+    (console if console.is_terminal else Console(width=170)).print(table)
 
 
 def _title(plan: Plan) -> str:
     cluster = ", ".join(f"{g.count} x {g.gpus} {g.gpu_type}" for g in plan.nodes)
-    return f"{plan.name} on {cluster}; backfill {plan.backfill}; estimates {plan.estimates}"
+    return f"{plan.name} on {cluster}; backfill {plan.backfill}; estimates {plan.estimates}; below: 95 % intervals"
 
 
 def _headings() -> Sequence[str]:
-    return ("policy", "jobs", *_SHOWN.values(), "95 % of mean wait", "utilisation", "preemptions", "wall s")
+    return ("policy", "jobs", *_SHOWN.values(), "preemptions", "wall s")
 
 
 def _rows(found: Mapping[str, Run]) -> list[dict[str, str]]:
+    """Figures with their intervals below them."""
     rows = []
     for label, run in found.items():
-        low, high = run.wait_interval
-        cells = [label, f"{run.summary['jobs']:,}", *(f"{run.summary[key]:,.1f}" for key in _SHOWN)]
-        cells += [f"{low:,.0f} - {high:,.0f}", f"{run.summary['gpu_utilisation']:.3f}"]
+        cells = [label, f"{run.summary['jobs']:,}", *(_cell(run, key) for key in _SHOWN)]
         cells += [f"{run.summary['preemptions']:,}", f"{run.summary['wall_s']:.1f}"]
         rows.append(dict(zip(_headings(), cells, strict=True)))
     return rows
+
+
+def _cell(run: Run, key: str) -> str:
+    if key not in run.summary:
+        return "not known"
+    one, two = "{:,.1f}", "{:,.0f} - {:,.0f}"
+    if key in _SHARES:
+        one, two = "{:.3f}", "{:.2f} - {:.2f}"
+    elif key == "mean_bounded_slowdown":
+        two = "{:,.1f} - {:,.1f}"
+    between = run.intervals.get(key)
+    return one.format(run.summary[key]) + ("" if between is None else "\n" + two.format(*between))
 
 
 def _say_refused(run: Run) -> None:
@@ -472,26 +491,6 @@ def _write_report(path: Path, plan: Plan, found: Mapping[str, Run]) -> None:
     rows = [{k: v for k, v in row.items() if k != "wall s"} for row in _rows(found)]
     schedules = {label: run.schedule for label, run in found.items()}
     _write_text(path, page(f"streamsched: {plan.name}", facts, rows, schedules))
-
-
-def _write_jobs(path: Path, schedule: Schedule) -> None:
-    """One row per job, in order of submission; empty cells: it never ran."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["job", "submit_s", "run_s", "gpus", "tenant", "start_s", "finish_s", "preemptions"])
-            for number in range(len(schedule.gpus)):
-                times = [schedule.start_s[number], schedule.finish_s[number]]
-                writer.writerow(
-                    [
-                        *(number, repr(float(schedule.submit_s[number])), repr(float(schedule.run_s[number]))),
-                        *(int(schedule.gpus[number]), schedule.tenants[number]),
-                        *("" if np.isnan(t) else repr(float(t)) for t in times),
-                        int(schedule.preemptions[number]),
-                    ]
-                )
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
 
 
 def _write_text(path: Path, text: str) -> None:

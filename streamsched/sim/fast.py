@@ -154,6 +154,9 @@ class Stretches(NamedTuple):
     job: Ints
     start_s: Floats
     end_s: Floats
+    placed_at: Ints
+    placed: Ints
+    """Nodes of stretch i, worker by worker: placed[placed_at[i] : placed_at[i + 1]]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +264,7 @@ def simulate(
         int(backfill),
     )
     preemptions = np.zeros(len(jobs), np.int64)
-    runs = Stretches(np.arange(len(jobs)), start, finish)
+    runs = Stretches(np.arange(len(jobs)), start, finish, placed_at, placed)
     return _outcome(jobs, node_gpus, start, finish, start - jobs.submit_s, preemptions, runs, placed_at, placed, sums)
 
 
@@ -377,7 +380,7 @@ def _preemptive(
 ) -> Outcome:
     kernel = _kernel()
     _refuse_what_cannot_run(jobs, node_gpus)
-    start, finish, preemptions, *stretches, placed_at, placed, sums = kernel.run_index(
+    start, finish, preemptions, ran, began, ended, nodes, placed_at, placed, sums = kernel.run_index(
         _floats(jobs.submit_s),
         _floats(jobs.duration_s),
         _ints(jobs.gpus),
@@ -393,7 +396,8 @@ def _preemptive(
         float(preemption.checkpoint_s),
     )
     wait = finish - jobs.submit_s - jobs.duration_s
-    runs = Stretches(*stretches)
+    workers = np.diff(placed_at)[ran]
+    runs = Stretches(ran, began, ended, np.concatenate([[0], np.cumsum(workers)]), nodes)
     return _outcome(jobs, node_gpus, start, finish, wait, preemptions, runs, placed_at, placed, sums)
 
 

@@ -33,7 +33,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Log = Any
-"""A typed list of (job, beginning, end) of stretches."""
+"""A typed list: (job, beginning, end) of stretches, or their nodes."""
 
 BACKFILL_NONE: Final = 0
 BACKFILL_SKIP: Final = 1
@@ -913,10 +913,12 @@ def _begin_stretch(shares: Shares, job: int, now: float, restart_s: float) -> No
 
 
 @_compiled
-def _end_stretch(shares: Shares, place: int, now: float, log: Log) -> int:
+def _end_stretch(shares: Shares, place: int, now: float, log: Log, where: Log) -> int:
     """The job at a place of `running`, which runs no more."""
     job = int(shares.running[place])
     log.append((job, float(shares.since[job]), now))
+    for at in range(shares.placed_at[job], shares.placed_at[job + 1]):
+        where.append(shares.placed[at])
     shares.length[0] -= 1
     shares.running[place] = shares.running[shares.length[0]]
     shares.attained[job] += shares.rate[job] * (now - shares.since[job])
@@ -925,9 +927,9 @@ def _end_stretch(shares: Shares, place: int, now: float, log: Log) -> int:
 
 
 @_compiled
-def _evict(shares: Shares, place: int, now: float, checkpoint_s: float, log: Log) -> None:
+def _evict(shares: Shares, place: int, now: float, checkpoint_s: float, log: Log, where: Log) -> None:
     """The work since the last checkpoint of the stretch is lost."""
-    job = _end_stretch(shares, place, now, log)
+    job = _end_stretch(shares, place, now, log, where)
     worked = max(0.0, now - shares.since[job] - shares.restart[job])
     saved = np.floor(worked / checkpoint_s) * checkpoint_s
     shares.remaining[job] -= saved
@@ -991,7 +993,7 @@ def _next_in_order(shares: Shares, size_end: int) -> int:
 
 
 @_compiled
-def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s: float, log: Log) -> None:
+def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s: float, log: Log, where: Log) -> None:
     """In order of (rank, arrival). What found no room, even by eviction, will not for a later job as large."""
     size_end = _NO_RANK
     while True:
@@ -1008,14 +1010,14 @@ def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s:
                 at = 0
                 while shares.running[at] != victim:
                     at += 1
-                _evict(shares, at, now, checkpoint_s, log)
+                _evict(shares, at, now, checkpoint_s, log, where)
         shares.length[1] -= 1
         shares.waiting[place] = shares.waiting[shares.length[1]]
         _begin_stretch(shares, job, now, restart_s)
 
 
 @_compiled
-def _progress(shares: Shares, now: float, finish: Floats, log: Log) -> None:
+def _progress(shares: Shares, now: float, finish: Floats, log: Log, where: Log) -> None:
     """Completions, levels reached, and bounds of waiting reached at this moment."""
     place = 0
     while place < shares.length[0]:
@@ -1024,7 +1026,7 @@ def _progress(shares: Shares, now: float, finish: Floats, log: Log) -> None:
             place += 1
         elif shares.since[job] + shares.restart[job] + shares.remaining[job] <= now:
             finish[job] = now
-            _end_stretch(shares, place, now, log)
+            _end_stretch(shares, place, now, log, where)
         else:
             shares.level[job] += 1
             shares.event[job] = _next_event(shares, job)
@@ -1049,9 +1051,9 @@ def run_index(
     bound_s: float,
     restart_s: float,
     checkpoint_s: float,
-) -> tuple[Floats, Floats, Ints, Ints, Floats, Floats, Ints, Ints, Floats]:
+) -> tuple[Floats, Floats, Ints, Ints, Floats, Floats, Ints, Ints, Ints, Floats]:
     """Returns first starts, finishes, preemptions [job], the stretches (their jobs, beginnings and ends, in order of
-    the ends), and the last three of `run`."""
+    the ends, and the nodes of all), and the last three of `run`."""
     total, capacity = submit.shape[0], node_gpus.sum()
     placed_at = _placed_at(gpus, node_gpus.max())
     shares = Shares(
@@ -1086,6 +1088,9 @@ def run_index(
     log = List()
     log.append((np.int64(0), 0.0, 0.0))
     log.clear()
+    where = List()
+    where.append(np.int64(0))
+    where.clear()
     sums = np.zeros(4)
     arrived, now = 0, submit[0]
     while arrived < total or shares.length[0] > 0:
@@ -1099,16 +1104,19 @@ def run_index(
         sums[0] += shares.length[1] * (moment - now)
         sums[1] += (capacity - _free(shares.nodes)) * (moment - now)
         now = moment
-        _progress(shares, now, finish, log)
+        _progress(shares, now, finish, log, where)
         while arrived < total and submit[arrived] <= now:
             shares.waiting[shares.length[1]] = arrived
             shares.length[1] += 1
             arrived += 1
         if shares.length[1] > 0:
-            _preemptive_pass(shares, now, restart_s, checkpoint_s, log)
+            _preemptive_pass(shares, now, restart_s, checkpoint_s, log, where)
             sums[2] += 1
             sums[3] = max(sums[3], shares.length[1])
     jobs, began, ended = np.empty(len(log), np.int64), np.empty(len(log)), np.empty(len(log))
     for number in range(len(log)):
         jobs[number], began[number], ended[number] = log[number]
-    return shares.start, finish, shares.preemptions, jobs, began, ended, placed_at, shares.placed, sums
+    nodes = np.empty(len(where), np.int64)
+    for number in range(len(where)):
+        nodes[number] = where[number]
+    return shares.start, finish, shares.preemptions, jobs, began, ended, nodes, placed_at, shares.placed, sums

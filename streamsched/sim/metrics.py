@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .bootstrap import Bootstrap, Interval
 from .fast import Outcome, Workload
-from .simulator import SimResult
+from .simulator import SimResult, Stretch
+from .timeline import Fragmentation, Runs, fragmentation, means
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 BOUND_S = 10.0
 """Run times below this count as this in the bounded slowdown (Feitelson et al., JSSPP 1997)."""
+
+TIME_BLOCKS = 25
+"""Equal spans of time that are drawn for intervals of figures over time: of four weeks, each is a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,19 @@ class Schedule:
     tenants: tuple[str, ...]
     cluster_gpus: int
     lines: Lines
+    runs: Runs | None = None
+    """None: not known."""
+
+    @property
+    def first_s(self) -> float:
+        """First submission."""
+        return float(np.min(self.submit_s, initial=np.inf))
+
+    @property
+    def last_s(self) -> float:
+        """Last submission. Figures over time end here: what comes after is the tail of the longest jobs, which says
+        little of the scheduler."""
+        return float(np.max(self.submit_s, initial=-np.inf))
 
     @property
     def ran(self) -> npt.NDArray[np.bool_]:
@@ -67,13 +86,19 @@ class Schedule:
 
     @property
     def gpu_utilisation(self) -> float:
-        """GPU-seconds in use / (GPUs x time), from the first submission to the last: what comes after is the tail of
-        the longest jobs, which says little of the scheduler."""
-        first, last = float(np.min(self.submit_s, initial=np.inf)), float(np.max(self.submit_s, initial=-np.inf))
-        times = np.clip(self.lines.time_s, first, last)
-        if last <= first or len(times) < 2:
-            return 0.0
-        return float(np.sum(np.diff(times) * self.lines.busy_gpus[:-1])) / (self.cluster_gpus * (last - first))
+        """GPU-seconds in use / (GPUs x time), from the first submission to the last."""
+        return float(self.over_time(self.lines.time_s, self.lines.busy_gpus, 1)[0]) / self.cluster_gpus
+
+    @property
+    def fragmentation(self) -> Fragmentation | None:
+        """None: not known."""
+        return None if self.runs is None else fragmentation(self.runs, self.gpus, self.first_s)
+
+    def over_time(self, time_s: Floats, values: npt.NDArray[Any], spans: int) -> Floats:
+        """Means in equal spans from the first submission to the last; 0 where that is one moment."""
+        if self.last_s <= self.first_s:
+            return np.zeros(1)
+        return means(time_s, values, np.linspace(self.first_s, self.last_s, spans + 1))
 
 
 def from_core(result: SimResult) -> Schedule:
@@ -96,10 +121,27 @@ def from_core(result: SimResult) -> Schedule:
             column([m.queued for m in result.moments], np.int64),
             column([m.busy_gpus for m in result.moments], np.int64),
         ),
+        runs=_runs_of(result.stretches, result.node_gpus),
     )
 
 
-def from_fast(workload: Workload, outcome: Outcome, ran: npt.NDArray[np.bool_], tenants: tuple[str, ...]) -> Schedule:
+def _runs_of(stretches: list[Stretch], node_gpus: list[int]) -> Runs:
+    return Runs(
+        node=np.array([s.node for s in stretches], dtype=np.int64),
+        gpus=np.array([s.gpus for s in stretches], dtype=np.int64),
+        start_s=np.array([s.start_s for s in stretches], dtype=np.float64),
+        end_s=np.array([s.end_s for s in stretches], dtype=np.float64),
+        node_gpus=np.array(node_gpus, dtype=np.int64),
+    )
+
+
+def from_fast(
+    workload: Workload,
+    outcome: Outcome,
+    ran: npt.NDArray[np.bool_],
+    tenants: tuple[str, ...],
+    node_gpus: Sequence[int],
+) -> Schedule:
     """`workload` has all jobs, `outcome` is of those with `ran`; the others could never run."""
 
     def spread(values: Any, empty: Any) -> Any:
@@ -107,6 +149,7 @@ def from_fast(workload: Workload, outcome: Outcome, ran: npt.NDArray[np.bool_], 
         whole[ran] = values
         return whole
 
+    gpus = workload.gpus[ran]
     return Schedule(
         submit_s=workload.submit_s,
         run_s=workload.duration_s,
@@ -116,8 +159,20 @@ def from_fast(workload: Workload, outcome: Outcome, ran: npt.NDArray[np.bool_], 
         preemptions=spread(outcome.preemptions, np.int64(0)),
         tenants=tenants,
         cluster_gpus=outcome.gpus,
-        lines=_lines(workload.submit_s[ran], workload.gpus[ran], outcome),
+        lines=_lines(workload.submit_s[ran], gpus, outcome),
+        runs=_runs(outcome, gpus, np.asarray(node_gpus, dtype=np.int64)),
     )
+
+
+def _runs(outcome: Outcome, gpus: Ints, node_gpus: Ints) -> Runs:
+    """Of each stretch whole nodes, and what is left on the last one."""
+    runs = outcome.runs
+    workers = np.diff(runs.placed_at)
+    stretch = np.repeat(np.arange(len(runs.job)), workers)
+    whole = int(node_gpus.max())
+    each = np.full(len(stretch), whole, dtype=np.int64)
+    each[runs.placed_at[1:] - 1] = gpus[runs.job] - (workers - 1) * whole
+    return Runs(runs.placed, each, runs.start_s[stretch], runs.end_s[stretch], node_gpus)
 
 
 def _lines(submit: Floats, gpus: Ints, outcome: Outcome) -> Lines:
@@ -133,8 +188,13 @@ def _lines(submit: Floats, gpus: Ints, outcome: Outcome) -> Lines:
 
 
 def summary(schedule: Schedule, refused_rows: int, wall_s: float) -> dict[str, float | int]:
-    """The figures of `summary.json`; means of nothing are 0."""
+    """The figures of `summary.json`; means of nothing are 0, and what is not known is left out."""
     wait, jct = schedule.wait_s, schedule.jct_s
+    broken = schedule.fragmentation
+    shares = {} if broken is None else {
+        "mean_fragmentation": float(schedule.over_time(broken.time_s, broken.partly, 1)[0]),
+        "mean_expected_fragmentation": float(schedule.over_time(broken.time_s, broken.expected, 1)[0]),
+    }  # fmt: skip
     return {
         "jobs": int(schedule.ran.sum()),
         "never_ran": int((~schedule.ran).sum()),
@@ -146,6 +206,8 @@ def summary(schedule: Schedule, refused_rows: int, wall_s: float) -> dict[str, f
         "mean_jct_s": _mean(jct),
         "mean_bounded_slowdown": _mean(schedule.bounded_slowdown),
         "gpu_utilisation": schedule.gpu_utilisation,
+        **shares,
+        "fairness_jain": jain(by_tenant(schedule).mean_slowdown),
         "preemptions": int(schedule.preemptions.sum()),
         "wall_s": wall_s,
     }
@@ -160,18 +222,94 @@ def _percentile(values: Floats, q: float) -> float:
     return float(np.percentile(values, q, method="inverted_cdf")) if len(values) else 0.0
 
 
-def interval(values: Floats, seed: int = 1, draws: int = 1_000, share: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean (Efron 1979), over jobs in blocks of equal submission order.
+# ── tenants ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    Waits of jobs that were submitted together go together, so whole blocks of about sqrt(n) jobs are drawn (Künsch,
-    "The jackknife and the bootstrap for general stationary observations", 1989).
-    """
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """One entry per tenant of whose jobs at least one ran, by the GPU-seconds of their work, the most first."""
+
+    names: tuple[str, ...]
+    jobs: Ints
+    """That ran."""
+    gpu_s: Floats
+    """Run time x GPUs of these, without what was lost."""
+    mean_wait_s: Floats
+    mean_slowdown: Floats
+    """Bounded slowdown."""
+
+
+def by_tenant(schedule: Schedule) -> Tenants:
+    ran = schedule.ran
+    names, of = np.unique(np.array(schedule.tenants, dtype=np.str_)[ran], return_inverse=True)
+
+    def total(values: Floats) -> Floats:
+        return np.bincount(of, weights=values, minlength=len(names)).astype(np.float64)
+
+    jobs = np.bincount(of, minlength=len(names))
+    gpu_s = total((schedule.run_s * schedule.gpus)[ran])
+    order = np.argsort(-gpu_s, kind="stable")
+    return Tenants(
+        names=tuple(names[order].tolist()),
+        jobs=jobs[order],
+        gpu_s=gpu_s[order],
+        mean_wait_s=(total(schedule.wait_s) / jobs)[order],
+        mean_slowdown=(total(schedule.bounded_slowdown) / jobs)[order],
+    )
+
+
+def jain(values: Floats) -> float:
+    """Fairness index (sum x)^2 / (n sum x^2) of Jain, Chiu and Hawe ("A quantitative measure of fairness and
+    discrimination", DEC TR-301, 1984): 1 where all are equal, 1/n where one has everything; of nothing 0."""
+    squares = float(np.sum(values * values))
+    return float(np.sum(values)) ** 2 / (len(values) * squares) if squares > 0 else 0.0
+
+
+# ── intervals ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def interval(values: Floats, seed: int = 1, draws: int = 1_000, share: float = 0.95) -> Interval:
+    """Bootstrap interval of the mean, over jobs in blocks of equal submission order."""
     if len(values) < 2:
         return _mean(values), _mean(values)
-    block = max(1, round(len(values) ** 0.5))
-    sums = np.add.reduceat(values, np.arange(0, len(values), block))
-    sizes = np.diff(np.append(np.arange(0, len(values), block), len(values)))
-    chosen = np.random.default_rng(seed).integers(0, len(sums), size=(draws, len(sums)))
-    means = sums[chosen].sum(axis=1) / sizes[chosen].sum(axis=1)
-    low, high = np.percentile(means, [50 * (1 - share), 50 * (1 + share)])
-    return float(low), float(high)
+    drawn = Bootstrap(len(values), seed, draws, share)
+    return drawn.between(drawn.means(values))
+
+
+def intervals(schedule: Schedule) -> dict[str, Interval]:
+    """95 % bootstrap intervals of the figures of `summary`, by its keys.
+
+    Of those over jobs, jobs are drawn in blocks (`bootstrap.Bootstrap`); of those over time, `TIME_BLOCKS` equal spans.
+    None of the maximum: no draw exceeds the greatest value seen, and two of three have just that (Bickel and Freedman,
+    "Some asymptotic theory for the bootstrap", 1981). None of Jain's index: drawing adds spread between the tenants, so
+    that draws lie below the index itself.
+    """
+    found: dict[str, Interval] = {}
+    wait = schedule.wait_s
+    if len(wait) >= 2:
+        jobs = Bootstrap(len(wait))
+        drawn = {
+            "mean_wait_s": jobs.means(wait),
+            "p50_wait_s": jobs.percentiles(wait, 50),
+            "p99_wait_s": jobs.percentiles(wait, 99),
+            "mean_jct_s": jobs.means(schedule.jct_s),
+            "mean_bounded_slowdown": jobs.means(schedule.bounded_slowdown),
+        }
+        found = {key: jobs.between(values) for key, values in drawn.items()}
+    if schedule.last_s > schedule.first_s:
+        times = Bootstrap(TIME_BLOCKS, block=1)
+        for key, values in _spans(schedule).items():
+            found[key] = times.between(times.means(values))
+    return found
+
+
+def _spans(schedule: Schedule) -> dict[str, Floats]:
+    """Means in equal spans of the figures over time that are known."""
+    found, lines, broken = {}, schedule.lines, schedule.fragmentation
+    if len(lines.time_s):
+        busy = schedule.over_time(lines.time_s, lines.busy_gpus, TIME_BLOCKS)
+        found["gpu_utilisation"] = busy / schedule.cluster_gpus
+    if broken is not None:
+        found["mean_fragmentation"] = schedule.over_time(broken.time_s, broken.partly, TIME_BLOCKS)
+        found["mean_expected_fragmentation"] = schedule.over_time(broken.time_s, broken.expected, TIME_BLOCKS)
+    return found

@@ -13,13 +13,14 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.errors import BrokenInvariant
 from streamsched.core.instructions import Instruction, Place, Preempt, Refuse, Revoke, SolveWindow
-from streamsched.core.model import Job, JobState, NodeSpec
+from streamsched.core.model import Allocation, Job, JobState, NodeSpec
 from streamsched.core.problem import Problem, Solution, SolveStatus
 from streamsched.core.window import Ranker
 from streamsched.placement import SolveLimits, greedy, solve
@@ -61,6 +62,16 @@ class Moment:
     busy_gpus: int
 
 
+class Stretch(NamedTuple):
+    """One worker of one run, from its start to its end or until it was stopped. Seconds."""
+
+    node: int
+    """Place in the list of nodes."""
+    gpus: int
+    start_s: float
+    end_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class SimOptions:
     """How runs behave and how windows are solved."""
@@ -78,6 +89,9 @@ class SimResult:
     moments: list[Moment]
     windows: int
     gpus: int
+    stretches: list[Stretch]
+    """By their ends."""
+    node_gpus: list[int]
 
 
 def simulate(
@@ -116,11 +130,15 @@ class _Simulation:
         self.counter = count()
         self.running: dict[str, str] = {}
         """Placement id -> job id."""
+        self.placed: dict[str, tuple[float, tuple[Allocation, ...]]] = {}
+        """Placement id -> since when and where, as long as it runs."""
+        self.stretches: list[Stretch] = []
         self.finished = 0
         self.windows = 0
         self.busy = 0
         self.moments: list[Moment] = []
-        self.gpus = sum(node.gpus for node in nodes)
+        self.node_gpus = [node.gpus for node in nodes]
+        self.number = {node.node_id: number for number, node in enumerate(nodes)}
         self.now = jobs[0].spec.submitted_at if jobs else 0.0
         for node in nodes:
             self._tell(ev.NodeJoined(spec=node))
@@ -137,7 +155,14 @@ class _Simulation:
         for job_id, lived in self.lived.items():
             if lived.finish_s is None and (job := self.state.jobs.get(job_id)) is not None:
                 lived.reason = job.reason or str(job.state)
-        return SimResult(list(self.lived.values()), self.moments, self.windows, self.gpus)
+        return SimResult(
+            jobs=list(self.lived.values()),
+            moments=self.moments,
+            windows=self.windows,
+            gpus=sum(self.node_gpus),
+            stretches=self.stretches,
+            node_gpus=self.node_gpus,
+        )
 
     def _next(self) -> float | None:
         while self.ends and self.ends[0][2] not in self.running:
@@ -159,6 +184,7 @@ class _Simulation:
             lived.finish_s = self.now
             self.finished += 1
             self.busy -= lived.job.spec.total_gpus
+            self._leave(placement_id)
             self._tell(ev.RunCompleted(placement_id=placement_id, job_id=job_id, time=self.now))
 
     def _arrive(self) -> None:
@@ -228,6 +254,7 @@ class _Simulation:
             lived.first_start_s = self.now
         lived.started_s = self.now + restart_s
         self.running[place.placement_id] = place.job_id
+        self.placed[place.placement_id] = (self.now, place.allocations)
         self.busy += lived.job.spec.total_gpus
         end = lived.started_s + lived.job.run_s - lived.done_s
         heapq.heappush(self.ends, (end, next(self.counter), place.placement_id))
@@ -245,7 +272,12 @@ class _Simulation:
         done = lived.done_s + max(0.0, self.now - lived.started_s)
         lived.done_s = max(lived.done_s, done // every * every)
         self.busy -= lived.job.spec.total_gpus
+        self._leave(stop.placement_id)
         self._tell(ev.RunPreempted(placement_id=stop.placement_id, job_id=stop.job_id, time=self.now))
+
+    def _leave(self, placement_id: str) -> None:
+        since, allocations = self.placed.pop(placement_id)
+        self.stretches += [Stretch(self.number[a.node_id], len(a.gpus), since, self.now) for a in allocations]
 
 
 def never_ran(job: Job) -> bool:

@@ -123,13 +123,13 @@ def mounted() -> None:
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(("program", "app"), PROGRAMS.items(), ids=PROGRAMS)
 def test_commands_exist(name: str, program: str, app: typer.Typer) -> None:
-    told = set(re.findall(rf"^(?:\$ )?{program} ([a-z]+)", code(name), re.MULTILINE))
+    told = set(re.findall(rf"^(?:\$ )?{program} ([a-z-]+)", code(name), re.MULTILINE))
     assert told - commands(app) == set()
 
 
 @pytest.mark.parametrize(("program", "app"), PROGRAMS.items(), ids=PROGRAMS)
 def test_readme_tells_of_every_command(program: str, app: typer.Typer) -> None:
-    told = set(re.findall(rf"^(?:\$ )?{program} ([a-z]+)", code("README.md"), re.MULTILINE))
+    told = set(re.findall(rf"^(?:\$ )?{program} ([a-z-]+)", code("README.md"), re.MULTILINE))
     assert commands(app) - told == set()
 
 
