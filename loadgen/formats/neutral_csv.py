@@ -11,7 +11,7 @@ One header line, one job per line, comma-separated, UTF-8. Columns in any order;
 | `tenant` | text | optional; `default` if empty |
 | `duration_clamped` | 0 or 1 | optional; 1: the true duration was longer |
 | `estimate_s` | seconds, > 0 | optional; what the user said it would run, empty: nothing |
-| `gpu_milli` | whole number | optional; thousandths of a GPU in all, where `gpus` is that rounded up; empty: whole GPUs |
+| `gpu_milli` | whole number | optional; thousandths of a GPU in all, `gpus` is that rounded up; empty: whole GPUs |
 | `gpu_types` | `A` or `A\|B` | optional; types it may run on, empty: any |
 | `queued_s` | seconds, >= 0 | optional; how long it waited in its own cluster |
 | `attempts` | whole number, > 0 | optional; runs that `duration_s` is the sum of |
@@ -31,6 +31,7 @@ COLUMNS: Final = (
     "job_id", "submit_s", "duration_s", "gpus", "tenant", "duration_clamped",
     "estimate_s", "gpu_milli", "gpu_types", "queued_s", "attempts", "group",
 )  # fmt: skip
+Cell = float | int | str | None
 _ALWAYS: Final = 6
 _REQUIRED: Final = 4
 
@@ -69,7 +70,7 @@ def columns_of(jobs: Sequence[TraceJob]) -> tuple[str, ...]:
     return tuple(name for i, name in enumerate(COLUMNS) if i < _ALWAYS or name in used)
 
 
-def _told(job: TraceJob) -> dict[str, float | int | str | None]:
+def _told(job: TraceJob) -> dict[str, Cell]:
     """The columns that are not always there."""
     return {
         "estimate_s": job.estimate_s,
@@ -81,16 +82,17 @@ def _told(job: TraceJob) -> dict[str, float | int | str | None]:
     }
 
 
-def values(job: TraceJob, prefix: str = "job") -> dict[str, float | int | str | None]:
+def values(job: TraceJob, prefix: str = "job") -> dict[str, Cell]:
     """One row, by column; None where nothing is told."""
-    return {
+    always: dict[str, Cell] = {
         "job_id": f"{prefix}-{job.index}",
         "submit_s": job.submit_s,
         "duration_s": job.duration_s,
         "gpus": job.gpus,
         "tenant": job.tenant,
         "duration_clamped": int(job.clamped),
-    } | _told(job)
+    }
+    return always | _told(job)
 
 
 def write(jobs: Iterable[TraceJob], out: TextIO, prefix: str = "job") -> None:
@@ -103,7 +105,7 @@ def write(jobs: Iterable[TraceJob], out: TextIO, prefix: str = "job") -> None:
         out.write(",".join(_cell(row[name]) for name in columns) + "\n")
 
 
-def _cell(value: float | int | str | None) -> str:
+def _cell(value: Cell) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     text = "" if value is None else str(value)
