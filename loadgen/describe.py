@@ -9,6 +9,7 @@ from itertools import pairwise
 from rich.console import Group
 from rich.table import Table
 
+from .jobs import Tally
 from .report import mean, percentile
 from .trace import Trace, show_moment
 
@@ -30,12 +31,13 @@ def describe(trace: Trace) -> Group:
     rows.add_row("GPUs per job", _sizes(trace))
     rows.add_row("duration, s", _quantiles([job.duration_s for job in jobs]))
     rows.add_row("  clamped", f"{trace.clamped:,}")
-    rows.add_row("work", f"{math.fsum(job.gpus * job.duration_s for job in jobs) / 3600:,.0f} GPU-hours")
+    rows.add_row("work", f"{math.fsum(job.gpu_share * job.duration_s for job in jobs) / 3600:,.0f} GPU-hours")
     gaps = [later.submit_s - earlier.submit_s for earlier, later in pairwise(jobs)]
     if gaps:
         rows.add_row("gaps between submissions, s", _quantiles(gaps))
         rows.add_row("  coefficient of variation", f"{variation(gaps):.2f} (1: Poisson; more: bursts)")
-    return Group(rows, _refused(trace))
+    refused = _kinds(trace.refusals, "rows refused", "No row was refused.")
+    return Group(rows, refused, _kinds(trace.refusals.notes, "rows odd but used", ""))
 
 
 def variation(values: list[float]) -> float:
@@ -59,15 +61,14 @@ def _quantiles(values: list[float]) -> str:
     return f"mean {mean(values) or 0.0:,.1f}, median {median:,.1f}, p99 {tail:,.1f}, max {max(values):,.1f}"
 
 
-def _refused(trace: Trace) -> Table | str:
-    refusals = trace.refusals
-    if not refusals.total:
-        return "No row was refused."
-    rows = Table(title=f"{refusals.total:,} rows refused", title_justify="left")
+def _kinds(tally: Tally, words: str, none: str) -> Table | str:
+    if not tally.total:
+        return none
+    rows = Table(title=f"{tally.total:,} {words}", title_justify="left")
     rows.add_column("kind")
     rows.add_column("rows", justify="right")
     rows.add_column("lines")
-    for kind, count in sorted(refusals.count.items()):
-        lines = refusals.lines[kind]
+    for kind, count in sorted(tally.count.items()):
+        lines = tally.lines[kind]
         rows.add_row(kind, f"{count:,}", ", ".join(map(str, lines)) + (", ..." if count > len(lines) else ""))
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,12 +32,27 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     """`duration_s` is a lower bound: whoever made the file, or `--max-duration-s`, cut it."""
     estimate_s: float | None = None
     """What its user said how long it would run (a time limit counts as that); None: nothing."""
+    gpu_milli: int | None = None
+    """Thousandths of a GPU in all, where that is no whole number of GPUs; `gpus` is then the next whole number."""
+    gpu_types: tuple[str, ...] = ()
+    """Types it may run on; empty: any, or not told."""
+    queued_s: float | None = None
+    """How long it waited in its own cluster; None: not told."""
+    attempts: int = 1
+    """Runs that its cluster made of it; `duration_s` is their sum."""
+    group: str = ""
+    """What like jobs have in common (the same program of the same user); empty: not told."""
     index: int = -1
+
+    @property
+    def gpu_share(self) -> float:
+        """GPUs in all, parts of them too."""
+        return self.gpus if self.gpu_milli is None else self.gpu_milli / 1000.0
 
 
 @dataclass(slots=True)
-class Refusals:
-    """Rows that are not used: how many of each kind, and the first lines they are on."""
+class Tally:
+    """Rows by kind: how many of each, and the first lines they are on."""
 
     count: dict[str, int] = field(default_factory=dict)
     lines: dict[str, list[int]] = field(default_factory=dict)
@@ -61,6 +77,14 @@ class Refusals:
         return f"{count} {kind} (line{'s' if count > 1 else ''} {', '.join(map(str, lines))}{more})"
 
 
+@dataclass(slots=True)
+class Refusals(Tally):
+    """Rows that are not used."""
+
+    notes: Tally = field(default_factory=Tally)
+    """Odd rows that are used all the same."""
+
+
 class Gang(Struct, frozen=True):
     """How `gpus` are asked for: `workers` workers of `gpus_per_worker`, and one more of `remainder_gpus` if not 0."""
 
@@ -74,6 +98,12 @@ def gang_of(gpus: int, gpus_per_node: int = GPUS_PER_NODE) -> Gang:
     if gpus <= gpus_per_node:
         return Gang(1, gpus)
     return Gang(gpus // gpus_per_node, gpus_per_node, gpus % gpus_per_node)
+
+
+def gpus_of(milli: float) -> tuple[int, int | None]:
+    """(`gpus`, `gpu_milli`) of a job that asks for `milli` > 0 thousandths of a GPU."""
+    whole = max(1, math.ceil(round(milli) / 1000))
+    return whole, None if round(milli) == whole * 1000 else max(1, round(milli))
 
 
 def tenant_name(text: str) -> str:

@@ -6,35 +6,18 @@ text, no known header, cut compression, nothing left) is a `UserError` that name
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Final
 
 from msgspec.structs import replace
 
 from streamsched.errors import UserError
 
-from .formats import FORMATS, Format, Head
+from .formats import FORMATS, Format, Head, pai_csv
 from .jobs import Refusals, TraceJob
-
-_MAGIC: Final = {
-    b"PAR1": "a Parquet file",
-    b"PK\x03\x04": "a zip archive",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed",
-    b"BZh": "bzip2-compressed",
-    b"\xfd7zXZ": "xz-compressed",
-    b"\xff\xfe": "UTF-16 text",
-    b"\xfe\xff": "UTF-16 text",
-}
-_GZIP: Final = b"\x1f\x8b"
-_LINE_MAX: Final = 1 << 20
-"""Characters; a longer line is not a row of any trace."""
+from .text import numbered, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +58,35 @@ def read_trace(path: str | Path, window: Window | None = None) -> Trace:
     """Read `path`; raises UserError when there is no job in the window."""
     window = window or Window()
     refusals = Refusals()
-    with _text_of(Path(path)) as file:
-        lines = _numbered(file, str(path))
-        head = _head(lines, str(path))
-        kind = detect(head)
-        jobs = list(kind.read(head, lines, refusals))
+    name, jobs = _read(_file_of(Path(path)), refusals)
+    for job in jobs:
+        if job.duration_s == 0:
+            refusals.notes.add("zero-duration", job.line)
+        if job.gpu_milli is not None and job.gpus > 1:
+            refusals.notes.add("gpus-rounded-up", job.line)
     jobs.sort(key=lambda job: job.submit_s)  # stable: jobs of one second keep the order of the file
     chosen = [replace(job, index=i) for i, job in enumerate(jobs) if window.holds(job)][: window.limit]
     if not chosen:
         raise UserError(_nothing_left(str(path), jobs, refusals, window))
-    return Trace(str(path), kind.name, chosen, refusals, len(jobs))
+    return Trace(str(path), name, chosen, refusals, len(jobs))
+
+
+def _file_of(path: Path) -> Path:
+    """Of a folder, the table that the others are joined to."""
+    if not path.is_dir():
+        return path
+    if found := pai_csv.table_in(path):
+        return found
+    raise UserError(f"{path}: is a directory; expected a trace file, or a folder with pai_job_table.csv")
+
+
+def _read(path: Path, refusals: Refusals) -> tuple[str, list[TraceJob]]:
+    """(name of the format, jobs in the order of the file)."""
+    with text_of(path) as file:
+        lines = numbered(file, str(path))
+        head = _head(lines, str(path))
+        kind = detect(head)
+        return kind.name, list(kind.read(head, lines, refusals))
 
 
 def detect(head: Head) -> Format:
@@ -109,42 +111,6 @@ def clamp(jobs: list[TraceJob], max_duration_s: float) -> tuple[list[TraceJob], 
         for job in jobs
     ]
     return cut, sum(job.duration_s > max_duration_s for job in jobs)
-
-
-@contextmanager
-def _text_of(path: Path) -> Iterator[IO[str]]:
-    """The file as text: gzip known by its first bytes, no BOM, any line ends; bad bytes spoil only their row."""
-    try:
-        with path.open("rb") as raw:
-            first = raw.read(8)
-            raw.seek(0)
-            for magic, words in _MAGIC.items():
-                if first.startswith(magic):
-                    raise UserError(f"{path}: is {words}; expected CSV text, plain or gzip-compressed")
-            binary: IO[bytes] = raw
-            if first.startswith(_GZIP):
-                binary = gzip.GzipFile(fileobj=raw)  # type: ignore[assignment]
-            with io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace") as text:
-                yield text
-    except OSError as error:
-        if isinstance(error, gzip.BadGzipFile):
-            raise UserError(f"{path}: damaged gzip file: {error}") from None
-        raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-
-
-def _numbered(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
-    number, json = 0, False
-    try:
-        while line := file.readline(-1 if json else _LINE_MAX):
-            number += 1
-            if number == 1 and line.lstrip().startswith("["):
-                json = True  # may be all in one line
-                line += "" if line.endswith("\n") else file.readline()
-            if len(line) == _LINE_MAX and not json:
-                raise UserError(f"{path}:{number}: a line of over {_LINE_MAX:,} characters: this is not a trace in CSV")
-            yield number, line.rstrip("\r\n")
-    except (EOFError, zlib.error) as error:
-        raise UserError(f"{path}: the gzip data end or break after line {number}: {error}") from None
 
 
 def _head(lines: Iterator[tuple[int, str]], path: str) -> Head:

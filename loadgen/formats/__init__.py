@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import acme_csv, helios_csv, neutral_csv, philly_csv, philly_json, slurm, swf
+from . import acme_csv, helios_csv, neutral_csv, openb_csv, pai_csv, philly_csv, philly_json, slurm, swf
 from .base import Format, Head
 
 FORMATS: Final[tuple[Format, ...]] = (
@@ -20,6 +20,12 @@ FORMATS: Final[tuple[Format, ...]] = (
     slurm.SACCT,
     slurm.JOBCOMP,
     swf.FORMAT,
+    openb_csv.FORMAT,
+    pai_csv.DERIVED,
+    pai_csv.JOBS,
+    pai_csv.TASKS,
+    pai_csv.INSTANCES,
+    pai_csv.TAGS,
     neutral_csv.FORMAT,
 )
 

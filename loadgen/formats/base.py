@@ -158,6 +158,20 @@ def estimate(text: str) -> float | None:
     return value if math.isfinite(value) and value > 0 else None
 
 
+def not_negative(text: str) -> float | None:
+    """None where there is none; such a column spoils no row."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+def gpu_types(text: str) -> tuple[str, ...]:
+    """Of `A|B`; empty: any."""
+    return tuple(sorted({name.strip() for name in text.split("|")} - {""}))
+
+
 def gpu_count(text: str) -> int:
     """At least 1: a job without GPUs is left out as `cpu-job`."""
     value = number(text, "bad-gpus" if text else "no-gpus")

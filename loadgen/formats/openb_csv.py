@@ -5,22 +5,27 @@ is per GPU and below 1000 only where `num_gpu` is 1; `num_gpu` 0 is a CPU pod; `
 with `|` between them, empty for any. The `multigpu` variants have the first five columns only. Nodes:
 `sn,cpu_milli,memory_mib,gpu,model`.
 
-What a pod asks for and when it ran are read apart: the lists are workloads also where they have no times.
+What a pod asks for and when it ran are read apart: the lists are workloads also where they have no times. `FORMAT`
+reads the lists with times as a trace: submitted at its creation, run from `scheduled_time` to its deletion. A pod that
+was never scheduled ran nowhere, although it has a deletion time. `Running` is what a pod was when the trace was taken,
+and those deleted at its last moment had not ended: a lower bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from loadgen.jobs import Refusals
+from loadgen.jobs import Refusals, TraceJob, tenant_name
 from streamsched.core.model import WHOLE_GPU
 from streamsched.errors import UserError
 
-from .base import DELIMITER, OddRow, Row, gpu_count, number, split
+from .base import DELIMITER, Head, HeaderCsv, OddRow, Row, gpu_count, gpu_types, number, split
 
 T = TypeVar("T")
 
@@ -92,7 +97,7 @@ def _pod(row: Row) -> Pod:
         memory_mib=_whole_number(row["memory_mib"], "bad-memory"),
         gpus=gpus,
         gpu_milli=gpu_milli,
-        gpu_types=tuple(sorted(set(filter(None, row.get("gpu_spec", "").split("|"))))),
+        gpu_types=gpu_types(row.get("gpu_spec", "")),
     )
 
 
@@ -118,3 +123,55 @@ def _whole_number(text: str, kind: str) -> int:
     if value < 0 or value != int(value):
         raise OddRow(kind)
     return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _PodList(HeaderCsv):
+    def near_miss(self, head: Head) -> str | None:
+        if {"name", *_POD_COLUMNS} <= set(split(head.line)):
+            return (
+                "openb pods without creation_time, deletion_time and scheduled_time (a multigpu list) never ran: "
+                f"expected {','.join(self.required)}"
+            )
+        return HeaderCsv.near_miss(self, head)
+
+    def read(self, head: Head, lines: Iterable[tuple[int, str]], refusals: Refusals) -> Iterator[TraceJob]:
+        jobs = list(HeaderCsv.read(self, head, lines, refusals))
+        last = max((_end_s(job) for job in jobs), default=0.0)
+        for job in jobs:
+            yield replace(job, clamped=False) if job.clamped and _end_s(job) < last else job
+
+
+def _end_s(job: TraceJob) -> float:
+    return job.submit_s + (job.queued_s or 0.0) + job.duration_s
+
+
+def _to_job(row: Row, line: int) -> TraceJob:
+    pod = _pod(row)
+    created_s = number(row["creation_time"], "bad-time" if row["creation_time"] else "no-time")
+    if not row["scheduled_time"]:
+        raise OddRow("never-started")
+    if not row["deletion_time"]:
+        raise OddRow("not-finished")
+    started_s, deleted_s = number(row["scheduled_time"], "bad-time"), number(row["deletion_time"], "bad-time")
+    if deleted_s < started_s or started_s < created_s:
+        raise OddRow("negative-duration" if deleted_s < started_s else "started-before-submission")
+    return TraceJob(
+        submit_s=created_s,
+        duration_s=deleted_s - started_s,
+        gpus=pod.gpus,
+        gpu_milli=pod.gpu_milli if pod.gpu_milli < WHOLE_GPU else None,
+        gpu_types=pod.gpu_types,
+        tenant=tenant_name(row.get("qos", "")),
+        queued_s=started_s - created_s,
+        clamped=row.get("pod_phase") == "Running",  # as far as one row can tell; `read` sees them all
+        line=line,
+    )
+
+
+FORMAT: Final = _PodList(
+    "openb pods CSV",
+    ("name", *_POD_COLUMNS, "creation_time", "deletion_time", "scheduled_time"),
+    ("gpu_spec", "qos", "pod_phase"),
+    _to_job,
+)

@@ -77,6 +77,7 @@ def _to_job(found: Any, line: int) -> TraceJob:
         gpus=gpus,
         tenant=tenant_name(str(found.get("vc") or "")),
         clamped=attempts[-1].get("end_time") in _NO_TIME,
+        attempts=len(attempts),
         line=line,
     )
 
