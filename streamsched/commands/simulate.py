@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from streamsched.core.model import WHOLE_GPU
 from streamsched.errors import UserError
 from streamsched.policy import RULES, by_name
 from streamsched.policy.formulas import FORMULAS, SEE_RUN_TIMES
@@ -27,6 +29,7 @@ from streamsched.policy.rules import UNKNOWN_RUN_S
 from streamsched.sim.workload import Estimates
 
 if TYPE_CHECKING:
+    from loadgen.jobs import TraceJob
     from streamsched.core.window import Ranker
     from streamsched.sim.fast import Outcome, Workload
     from streamsched.sim.metrics import Schedule
@@ -222,13 +225,26 @@ def _source(
         if trace is not None:
             raise UserError("give --scenario, or --trace and --nodes, and not both")
         told = read_scenario(scenario)
-        groups = parse_nodes(nodes) if nodes else told.nodes
+        groups = parse_nodes(nodes) if nodes else told.nodes or _listed(told.node_list)
         start = told.submitted_from if start is None else start
         end = told.submitted_before if end is None else end
         return _Source(told.name, told.trace, groups, start, end)
     if trace is None or nodes is None:
         raise UserError("give --scenario FILE, or --trace FILE and --nodes 80x8:P100")
     return _Source(trace.name, trace, parse_nodes(nodes), start, end)
+
+
+def _listed(path: Path | None) -> tuple[NodeGroup, ...]:
+    """Like nodes together, in the order of the file. Their CPUs and memory are not simulated."""
+    from loadgen.formats.openb_csv import read_machines
+    from streamsched.sim.scenario import NodeGroup
+
+    assert path is not None
+    machines, refused = read_machines(path)
+    counts = Counter((machine.gpus, machine.gpu_type) for machine in machines)
+    if refused.total:
+        Console(stderr=True).print(f"{path}: nodes left out: {refused.describe()}", markup=False, soft_wrap=True)
+    return tuple(NodeGroup(count=count, gpus=gpus, gpu_type=name) for (gpus, name), count in counts.items())
 
 
 def _plan(
@@ -305,6 +321,8 @@ def _run_one(plan: Plan, progress: bool = False) -> Run:
         gpus=np.array([job.gpus for job, _ in rows], dtype=np.int64),
         estimate_s=np.array([np.nan if e is None else e for _, e in rows], dtype=np.float64),
         tenants=tuple(job.tenant for job, _ in rows),
+        gpu_milli=tuple(_part_of_one(job) for job, _ in rows),
+        gpu_types=tuple(job.gpu_types for job, _ in rows),
     )
     schedule = _by_fast(plan, columns) if plan.fast else _by_core(plan, columns, progress)
     refusals = found.refusals
@@ -324,12 +342,27 @@ class _Columns:
     estimate_s: np.ndarray[tuple[int], np.dtype[np.float64]]
     """NaN: none."""
     tenants: tuple[str, ...]
+    gpu_milli: tuple[int, ...]
+    """Thousandths of a GPU that a job takes of its one GPU. Those of several GPUs have whole ones."""
+    gpu_types: tuple[tuple[str, ...], ...]
+    """Empty: any."""
+
+
+def _part_of_one(job: TraceJob) -> int:
+    return job.gpu_milli if job.gpu_milli is not None and job.gpus == 1 else WHOLE_GPU
 
 
 def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
     from streamsched.sim import fast
     from streamsched.sim.metrics import from_fast
 
+    parts = sum(milli != WHOLE_GPU for milli in columns.gpu_milli)
+    if parts:
+        raise UserError(
+            f"{plan.trace}: --fast has whole GPUs alone, and {parts} jobs ask for a part of one: leave it out"
+        )
+    if _types_matter(plan) and any(columns.gpu_types):
+        raise UserError(f"{plan.trace}: --fast has one type of GPU alone, and jobs ask for certain ones: leave it out")
     nodes = [group.gpus for group in plan.nodes for _ in range(group.count)]
     able = fast.fits_cluster(columns.gpus, nodes)
     known = np.where(np.isnan(columns.estimate_s), UNKNOWN_RUN_S, columns.estimate_s)
@@ -342,6 +375,11 @@ def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
     else:
         outcome = fast.simulate(workload, nodes, fast.Rule.named(plan.policy), fast.Backfill[plan.backfill.upper()])
     return from_fast(everything, outcome, able, columns.tenants, nodes)
+
+
+def _types_matter(plan: Plan) -> bool:
+    """Where no type of the nodes is told, jobs may run anywhere."""
+    return any(group.gpu_type != "any" for group in plan.nodes)
 
 
 def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:
@@ -386,11 +424,15 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
     from streamsched.sim.simulator import simulate as run_core
     from streamsched.sim.workload import job, nodes_of
 
-    whole = max(group.gpus for group in plan.nodes)
+    whole, typed = max(group.gpus for group in plan.nodes), _types_matter(plan)
     estimates = [None if np.isnan(e) else float(e) for e in columns.estimate_s]
     rows = zip(columns.submit_s.tolist(), columns.run_s.tolist(), columns.gpus.tolist(), strict=True)
     jobs = [
-        job(number, submit_s, run_s, gpus, columns.tenants[number], estimates[number], plan.preempt, whole)
+        job(
+            *(number, submit_s, run_s, gpus, columns.tenants[number], estimates[number], plan.preempt, whole),
+            gpu_milli=columns.gpu_milli[number],
+            gpu_types=columns.gpu_types[number] if typed else (),
+        )
         for number, (submit_s, run_s, gpus) in enumerate(rows)
     ]
     config = SchedulerConfig(

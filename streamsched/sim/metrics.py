@@ -13,6 +13,7 @@ from .bootstrap import Bootstrap, Interval
 from .fast import Outcome, Workload
 from .simulator import SimResult, Stretch
 from .timeline import Fragmentation, Runs, fragmentation, means
+from .workload import is_share
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -30,7 +31,7 @@ class Lines:
 
     time_s: Floats
     queued: Ints
-    busy_gpus: Ints
+    busy_gpus: npt.NDArray[np.int64] | Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Schedule:
     cluster_gpus: int
     lines: Lines
     runs: Runs | None = None
-    """None: not known."""
+    """None: not kept, where jobs have shares of devices."""
 
     @property
     def first_s(self) -> float:
@@ -119,9 +120,9 @@ def from_core(result: SimResult) -> Schedule:
         lines=Lines(
             column([m.time_s for m in result.moments]),
             column([m.queued for m in result.moments], np.int64),
-            column([m.busy_gpus for m in result.moments], np.int64),
+            column([m.busy_gpus for m in result.moments]),
         ),
-        runs=_runs_of(result.stretches, result.node_gpus),
+        runs=None if any(is_share(j.job) for j in jobs) else _runs_of(result.stretches, result.node_gpus),
     )
 
 

@@ -27,6 +27,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     name: str
     trace: Path
     nodes: tuple[NodeGroup, ...]
+    node_list: Path | None = None
+    """Nodes one by one, in the format of Alibaba's openb lists, where they are not in `nodes`."""
     submitted_from: float | None = None
     submitted_before: float | None = None
     """Epoch seconds, as the trace's own clock read."""
@@ -52,31 +54,32 @@ def read_scenario(path: Path) -> Scenario:
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: is no TOML file: {error}") from None
-    for key in ("clusters", "node_list", "throughputs"):
+    for key in ("clusters", "throughputs"):
         if key in told:
             raise UserError(f"{path}: `{key}` is not supported by `simulate` yet; one cluster of like jobs is")
-    if "trace" not in told or "nodes" not in told:
-        raise UserError(f"{path}: expected `trace` and `nodes`")
+    if "trace" not in told or ("nodes" in told) == ("node_list" in told):
+        raise UserError(f"{path}: expected `trace`, and `nodes` or `node_list`")
     return Scenario(
         name=path.stem,
-        trace=_trace(path, told["trace"]),
-        nodes=_groups(path, told["nodes"]),
+        trace=_file(path, "trace", told["trace"]),
+        nodes=_groups(path, told["nodes"]) if "nodes" in told else (),
+        node_list=_file(path, "node_list", told["node_list"]) if "node_list" in told else None,
         submitted_from=_moment(path, told, "submitted_from"),
         submitted_before=_moment(path, told, "submitted_before"),
     )
 
 
-def _trace(path: Path, name: Any) -> Path:
+def _file(path: Path, key: str, name: Any) -> Path:
     """Relative names are in $STREAMSCHED_TRACES, else in `traces` beside the scenario's folder, else beside it."""
     if not isinstance(name, str) or not name:
-        raise UserError(f"{path}: `trace` has to be the name of a file")
+        raise UserError(f"{path}: `{key}` has to be the name of a file")
     folders = [path.parent / ".." / "traces", path.parent]
     if given := os.environ.get("STREAMSCHED_TRACES"):
         folders.insert(0, Path(given))
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    raise UserError(f"{path}: no trace {name} in {', '.join(map(str, folders))}; STREAMSCHED_TRACES names the folder")
+    raise UserError(f"{path}: no {key} {name} in {', '.join(map(str, folders))}; STREAMSCHED_TRACES names the folder")
 
 
 def _groups(path: Path, told: Any) -> tuple[NodeGroup, ...]:

@@ -20,7 +20,7 @@ from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.errors import BrokenInvariant
 from streamsched.core.instructions import Instruction, Place, Preempt, Refuse, Revoke, SolveWindow
-from streamsched.core.model import Allocation, Job, JobState, NodeSpec
+from streamsched.core.model import WHOLE_GPU, Allocation, Job, JobState, NodeSpec
 from streamsched.core.problem import Problem, Solution, SolveStatus
 from streamsched.core.window import Ranker
 from streamsched.placement import SolveLimits, greedy, solve
@@ -59,7 +59,7 @@ class Moment:
 
     time_s: float
     queued: int
-    busy_gpus: int
+    busy_gpus: float
 
 
 class Stretch(NamedTuple):
@@ -135,7 +135,7 @@ class _Simulation:
         self.stretches: list[Stretch] = []
         self.finished = 0
         self.windows = 0
-        self.busy = 0
+        self.busy_milli = 0
         self.moments: list[Moment] = []
         self.node_gpus = [node.gpus for node in nodes]
         self.number = {node.node_id: number for number, node in enumerate(nodes)}
@@ -149,7 +149,7 @@ class _Simulation:
             self._end_runs()
             self._arrive()
             self._window()
-            self.moments.append(Moment(self.now, self.state.waiting(), self.busy))
+            self.moments.append(Moment(self.now, self.state.waiting(), self.busy_milli / WHOLE_GPU))
             if self.on_progress is not None:
                 self.on_progress(self.finished)
         for job_id, lived in self.lived.items():
@@ -183,7 +183,7 @@ class _Simulation:
             lived = self.lived[job_id]
             lived.finish_s = self.now
             self.finished += 1
-            self.busy -= lived.job.spec.total_gpus
+            self.busy_milli -= lived.job.spec.total_gpu_milli
             self._leave(placement_id)
             self._tell(ev.RunCompleted(placement_id=placement_id, job_id=job_id, time=self.now))
 
@@ -255,7 +255,7 @@ class _Simulation:
         lived.started_s = self.now + restart_s
         self.running[place.placement_id] = place.job_id
         self.placed[place.placement_id] = (self.now, place.allocations)
-        self.busy += lived.job.spec.total_gpus
+        self.busy_milli += lived.job.spec.total_gpu_milli
         end = lived.started_s + lived.job.run_s - lived.done_s
         heapq.heappush(self.ends, (end, next(self.counter), place.placement_id))
         if self.config.preempt != "off":
@@ -271,7 +271,7 @@ class _Simulation:
         every = self.options.checkpoint_s
         done = lived.done_s + max(0.0, self.now - lived.started_s)
         lived.done_s = max(lived.done_s, done // every * every)
-        self.busy -= lived.job.spec.total_gpus
+        self.busy_milli -= lived.job.spec.total_gpu_milli
         self._leave(stop.placement_id)
         self._tell(ev.RunPreempted(placement_id=stop.placement_id, job_id=stop.job_id, time=self.now))
 

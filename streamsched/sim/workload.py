@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
-from streamsched.core.model import JobSpec, NodeSpec
+from streamsched.core.model import WHOLE_GPU, JobSpec, NodeSpec
 from streamsched.errors import UserError
 
 WHOLE_NODE_GPUS: Final = 8
@@ -83,8 +83,11 @@ def job(
     estimate_s: float | None = None,
     preemptible: bool = False,
     whole: int = WHOLE_NODE_GPUS,
+    gpu_milli: int = WHOLE_GPU,
+    gpu_types: tuple[str, ...] = (),
 ) -> SimJob:
-    """`number` is the job's place in the trace and becomes its id; `whole`: GPUs of the cluster's largest nodes."""
+    """`number` is the job's place in the trace and becomes its id; `whole`: GPUs of the cluster's largest nodes;
+    `gpu_milli`: thousandths of the one GPU that it takes a part of; `gpu_types`: that it may run on, empty for any."""
     workers, each, rest = gang(gpus, whole)
     spec = JobSpec(
         job_id=f"j{number}",
@@ -95,8 +98,15 @@ def job(
         workers=workers,
         gpus_per_worker=each,
         remainder_gpus=rest,
+        gpu_milli=gpu_milli,
+        gpu_types=gpu_types,
     )
     return SimJob(spec, run_s)
+
+
+def is_share(job: SimJob) -> bool:
+    """Whether it takes a part of a device."""
+    return job.spec.gpu_milli != WHOLE_GPU
 
 
 def nodes_of(groups: Iterable[tuple[int, int, str]]) -> list[NodeSpec]:

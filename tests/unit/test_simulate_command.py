@@ -100,6 +100,42 @@ def test_backfill_by_true_run_times_is_an_oracle(
     assert starts == ["0.0", "10.0", "15.0", "3.0"]
 
 
+PODS = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+a,1000,1000,1,600,,LS,Succeeded,0,100,0
+b,1000,1000,1,600,,LS,Succeeded,1,101,1
+c,1000,1000,1,400,T4,LS,Succeeded,2,102,2
+d,1000,1000,2,1000,P100,LS,Succeeded,3,50,3
+e,1000,1000,2,1000,P100,LS,Succeeded,4,50,4
+f,1000,1000,1,1000,V100,LS,Succeeded,5,50,5
+g,1000,1000,0,0,,LS,Succeeded,6,50,6
+"""
+
+
+def test_parts_of_gpus_and_types_on_a_list_of_nodes(tmp_path: Path) -> None:
+    """One node of one T4 and one of two P100. a takes 600 of the T4, b a P100, c the rest of the T4; d waits for b to
+    end at 101, e for d; nobody has a V100; g wants no GPU."""
+    (tmp_path / "pods.csv").write_text(PODS)
+    nodes = "sn,cpu_milli,memory_mib,gpu,model\nn1,1000,1000,1,T4\nn2,1000,1000,2,P100\nn3,1000,1000,0,\n"
+    (tmp_path / "nodes.csv").write_text(nodes)
+    scenario = tmp_path / "mine.toml"
+    scenario.write_text('trace = "pods.csv"\nnode_list = "nodes.csv"\n')
+    out = tmp_path / "out"
+    run("simulate", "--scenario", scenario, "--out", out)
+    rows = [line.split(",") for line in (out / "jobs.csv").read_text().splitlines()[1:]]
+    starts = [row[5] for row in rows]
+    assert starts[2] == "2.0"
+    assert sorted(starts[:2]) == ["0.0", "1.0"]
+    assert starts[3:] == ["101.0", "148.0", ""]
+    told = json.loads((out / "summary.json").read_text())
+    assert (told["jobs"], told["never_ran"], told["refused_rows"]) == (5, 1, 1)
+    # Between 0 and 5: 0.6 for a second, 1.2 for a second, 1.6 for 3 of 3 GPUs.
+    assert told["gpu_utilisation"] == pytest.approx((0.6 + 1.2 + 1.6 * 3) / (3 * 5))
+    words = run("simulate", "--scenario", scenario, "--fast", "--out", out, code=2)
+    assert "3 jobs ask for a part of one" in words
+    words = run("simulate", "--trace", tmp_path / "pods.csv", "--nodes", "9x8", "--fast", "--out", out, code=2)
+    assert "part of one" in words
+
+
 @pytest.mark.parametrize("policy", ["las", "gittins", "srtf"])
 @pytest.mark.parametrize("way", [(), ("--fast",)])
 def test_preemptive_policies_by_both_ways(tmp_path: Path, policy: str, way: tuple[str, ...]) -> None:
@@ -146,7 +182,8 @@ def test_what_cannot_be_run_is_told_in_one_line(trace: Path, tmp_path: Path, arg
     ("text", "words"),
     [
         ("trace =", "no TOML"),
-        ('trace = "x.csv"', "expected `trace` and `nodes`"),
+        ('trace = "x.csv"', "expected `trace`, and `nodes` or `node_list`"),
+        ('trace = "trace.csv"\nnode_list = "gone.csv"', "no node_list gone.csv"),
         ('trace = "x.csv"\nnodes = [{ count = 1, gpus = 8 }]', "no trace x.csv"),
         ('trace = "trace.csv"\nnodes = []', "`nodes` is empty"),
         ('trace = "trace.csv"\nnodes = [{ count = 1 }]', "has to be a list of"),
