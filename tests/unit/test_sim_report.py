@@ -19,7 +19,8 @@ from streamsched.errors import UserError
 from streamsched.sim import jobs_file
 from streamsched.sim.metrics import Lines, Schedule, by_tenant, intervals, jain, summary
 from streamsched.sim.png import png
-from streamsched.sim.report import bars, page, table
+from streamsched.sim.report import page
+from streamsched.sim.svg import bars, table
 from streamsched.sim.timeline import Runs
 
 TRACE = """job_id,submit_s,duration_s,gpus,tenant
