@@ -113,8 +113,9 @@ def plot(
                       for p in (f"{a:.1f},{b:.1f}", f"{c:.1f},{b:.1f}")]  # fmt: skip
         parts.append(f'<polyline fill=none stroke="{colour}" stroke-width=1.5 points="{" ".join(points)}" />')
         label = html.escape(name)
-        parts.append(f'<text x={WIDTH - RIGHT} y={TOP + 12 + 13 * number} text-anchor=end fill="{colour}"'
-                     f' style="fill:{colour}">{label}</text>')  # fmt: skip
+        if label:
+            parts.append(f'<text x={WIDTH - RIGHT} y={TOP + 12 + 13 * number} text-anchor=end fill="{colour}"'
+                         f' style="fill:{colour}">{label}</text>')  # fmt: skip
     return figure(title, f"{y_name} by {x_name}", "".join(parts))
 
 
@@ -129,7 +130,7 @@ def bars(
     if not values:
         return ""
     highest = max((max(value, *between) if between else value for _, value, between in values), default=0.0)
-    left, row = 130, 16
+    left, row = min(260, max(130, 12 + 6 * max(len(name) for name, _, _ in values))), 16
     wide = WIDTH - left - 70
     parts = []
     for number, (name, value, between) in enumerate(values):
