@@ -19,7 +19,7 @@ from streamsched.bus.connection import KafkaConnection
 from streamsched.bus.topics import TopicNames
 from streamsched.errors import EXIT_INTERRUPTED, CheckFailed, UserError
 
-from . import describe
+from . import describe, machines
 from .executor import AgentIntervals, Executors
 from .fleet import FleetOptions, NodeGroup, SimulatedFleet, parse_nodes
 from .formats import neutral_csv
@@ -222,6 +222,22 @@ def convert(
             raise UserError(f"{out}: {(error.strerror or str(error)).lower()}") from None
     if found.refusals.total:
         _messages.print(f"{trace}: refused rows: {found.refusals.describe()}", markup=False, soft_wrap=True)
+
+
+@app.command("nodes")
+def list_nodes(
+    file: Annotated[Path, typer.Argument(help="A list of machines (docs/traces.md), found out by content.")],
+    memory_as_type: Annotated[bool, typer.Option(help="Take the GPUs' memory, such as 12GB, for their type.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with what was left out.")] = False,
+) -> None:
+    """Write a trace's list of machines as the text that `streamsched simulate --nodes` takes.
+
+    Machines without GPUs are left out; they and odd rows are told on standard error.
+    """
+    found = machines.read(file, memory_as_type)
+    sys.stdout.write(found.to_json() if as_json else found.nodes + "\n")
+    for text in found.left_out():
+        _messages.print(f"{file}: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
