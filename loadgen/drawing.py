@@ -36,7 +36,7 @@ def page(trace: Trace, told: Description) -> str:
     body = svg.facts_table([(name.strip(), value) for name, value in facts(told)]) + "".join(plots)
     body += "<p>Durations and gaps below 1 s are drawn at 1 s.</p>"
     body += _kinds("Rows refused", told.refused) + _kinds("Rows odd but used", told.notes)
-    return svg.document(f"loadgen: {Path(told.path).name}", body)
+    return svg.document(f"loadgen: {Path(told.path).absolute().name}", body)
 
 
 def _arrivals(jobs: Sequence[TraceJob]) -> str:

@@ -114,6 +114,11 @@ def test_sizes_beyond_those_shown_are_counted(tmp_path: Path) -> None:
     assert other == ["3", "39.00"]  # 12, 13 and 14 GPUs
 
 
+def test_hours_begin_with_the_first_submission(tmp_path: Path) -> None:
+    trace, _ = told(tmp_path, "a,3000,1,1,t,\nb,6000,1,1,t,\nc,6600,1,1,t,\n")
+    assert arrivals_by_hour(trace.jobs) == {0: 2, 1: 1}
+
+
 def test_hours_without_arrivals_count_and_cost_nothing(tmp_path: Path) -> None:
     """One wrong year must not become an array of all hours since."""
     rows = "a,0,1,1,t,\nb,1,1,1,t,\nc,9e10,1,1,t,\n"

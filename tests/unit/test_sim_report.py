@@ -197,6 +197,15 @@ def test_what_follows_a_line_break_is_in_small() -> None:
     assert "<td>1<br><small>0 &lt; 2</small></td>" in table([{"a": "1\n0 < 2"}])
 
 
+def test_bars_of_nothing_are_nothing_and_long_names_have_room() -> None:
+    assert bars("Rows", []) == ""
+    found = bars("Rows", [("started-before-submission", 1234.0, None), ("b", 5.0, None)], "rows by kind", decimals=0)
+    assert "<small>(rows by kind)</small>" in found
+    assert re.findall(r">([\d,.]+)</text>", found) == ["1,234", "5"]
+    edges = [int(x) for x in re.findall(r"<rect x=(\d+)", found)]
+    assert min(edges) >= 6 * len("started-before-submission")
+
+
 def test_bars_begin_at_zero_and_share_a_scale() -> None:
     found = bars("Wait", [("a", 10.0, (5.0, 20.0)), ("b", 20.0, None), ("c", 0.0, None)])
     widths = [float(x) for x in re.findall(r"<rect [^>]*width=([\d.]+)", found)]
