@@ -185,7 +185,7 @@ def inspect_trace(
     plot: Annotated[Path | None, typer.Option(help="Write an HTML file with plots too.")] = None,
 ) -> None:
     """Say what is in a trace: jobs, span, sizes, durations, bursts, and which rows were refused and why."""
-    if plot is not None and not plot.parent.is_dir():
+    if plot is not None and not os.path.isdir(plot.parent):
         raise UserError(f"plot {plot}: there is no folder {plot.parent}")
     found = read_trace(trace, _window(submitted_from, submitted_before, limit))
     told = describe.describe(found)

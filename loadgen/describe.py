@@ -82,6 +82,8 @@ class Description:
     refused: tuple[Kind, ...]
     notes: tuple[Kind, ...]
     """Odd rows that are used all the same."""
+    unit: str
+    """What the `lines` of these two count."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
@@ -107,6 +109,7 @@ def describe(trace: Trace) -> Description:
         bursts=_bursts(jobs, gaps) if gaps else None,
         refused=_kinds(trace.refusals),
         notes=_kinds(trace.refusals.notes),
+        unit="line",
     )
 
 
@@ -203,8 +206,8 @@ def table(told: Description) -> Group:
     rows.add_column()
     for row in facts(told):
         rows.add_row(*row)
-    refused = _kind_table(told.refused, "rows refused", "No row was refused.")
-    return Group(rows, refused, _kind_table(told.notes, "rows odd but used"))
+    refused = _kind_table(told.refused, told.unit, "rows refused", "No row was refused.")
+    return Group(rows, refused, _kind_table(told.notes, told.unit, "rows odd but used"))
 
 
 def common_sizes(told: Description) -> list[Size]:
@@ -228,13 +231,13 @@ def _show(values: Spread) -> str:
     return f"mean {values.mean:,.1f}, median {values.median:,.1f}, p99 {values.p99:,.1f}, max {values.max:,.1f}"
 
 
-def _kind_table(kinds: Sequence[Kind], words: str, none: str = "") -> Table | str:
+def _kind_table(kinds: Sequence[Kind], unit: str, words: str, none: str = "") -> Table | str:
     if not kinds:
         return none
     rows = Table(title=f"{sum(kind.count for kind in kinds):,} {words}", title_justify="left")
     rows.add_column("kind")
     rows.add_column("rows", justify="right")
-    rows.add_column("lines")
+    rows.add_column(f"{unit}s")
     for kind in kinds:
         rows.add_row(kind.kind, f"{kind.count:,}", show_lines(kind))
     return rows

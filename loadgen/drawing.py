@@ -35,7 +35,7 @@ def page(trace: Trace, told: Description) -> str:
     ]
     body = svg.facts_table([(name.strip(), value) for name, value in facts(told)]) + "".join(plots)
     body += "<p>Durations and gaps below 1 s are drawn at 1 s.</p>"
-    body += _kinds("Rows refused", told.refused) + _kinds("Rows odd but used", told.notes)
+    body += _kinds("Rows refused", told.refused, told.unit) + _kinds("Rows odd but used", told.notes, told.unit)
     return svg.document(f"loadgen: {Path(told.path).absolute().name}", body)
 
 
@@ -63,6 +63,6 @@ def _by_size(title: str, told: Description, values: Sequence[float], unit: str, 
     return svg.bars(title, bars, unit, decimals)
 
 
-def _kinds(title: str, kinds: Sequence[Kind]) -> str:
-    rows = [{"kind": kind.kind, "rows": f"{kind.count:,}", "lines": show_lines(kind)} for kind in kinds]
+def _kinds(title: str, kinds: Sequence[Kind], unit: str) -> str:
+    rows = [{"kind": kind.kind, "rows": f"{kind.count:,}", f"{unit}s": show_lines(kind)} for kind in kinds]
     return f"<h2>{title}</h2>{svg.table(rows)}" if rows else ""

@@ -79,6 +79,7 @@ def test_json_has_every_figure(tmp_path: Path) -> None:
             {"kind": "cpu-job", "count": 2, "lines": [8, 9]},
         ],
         "notes": [],
+        "unit": "line",
     }
     # Gaps 0, 600, 1200, 7200; arrivals per hour 4, 0, 1 around 5/3.
     assert bursts == {
@@ -207,6 +208,8 @@ def test_a_plot_that_cannot_be_written_is_told_before_the_trace_is_read(tmp_path
     result = CliRunner().invoke(cli.app, ["inspect", "absent.csv", "--plot", str(tmp_path / "no" / "p.html")])
     assert isinstance(result.exception, UserError)
     assert str(result.exception) == f"plot {tmp_path}/no/p.html: there is no folder {tmp_path}/no"
+    result = CliRunner().invoke(cli.app, ["inspect", "absent.csv", "--plot", 300 * "x" + "/p.html"])
+    assert isinstance(result.exception, UserError)  # asking for such a folder is an error of its own
     result = CliRunner().invoke(cli.app, ["inspect", str(file(tmp_path)), "--plot", str(tmp_path)])
     assert isinstance(result.exception, UserError)
     assert str(result.exception) == f"plot {tmp_path}: is a directory"
