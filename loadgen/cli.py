@@ -19,7 +19,7 @@ from streamsched.bus.connection import KafkaConnection
 from streamsched.bus.topics import TopicNames
 from streamsched.errors import EXIT_INTERRUPTED, CheckFailed, UserError
 
-from .describe import describe
+from . import describe, machines
 from .executor import AgentIntervals, Executors
 from .fleet import FleetOptions, NodeGroup, SimulatedFleet, parse_nodes
 from .formats import neutral_csv
@@ -177,10 +177,29 @@ def generate(
 
 @app.command("inspect")
 def inspect_trace(
-    trace: TraceFile, submitted_from: From = None, submitted_before: Before = None, limit: Limit = None
+    trace: TraceFile,
+    submitted_from: From = None,
+    submitted_before: Before = None,
+    limit: Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write an HTML file with plots too.")] = None,
 ) -> None:
     """Say what is in a trace: jobs, span, sizes, durations, bursts, and which rows were refused and why."""
-    _results.print(describe(read_trace(trace, _window(submitted_from, submitted_before, limit))))
+    if plot is not None and not os.path.isdir(plot.parent):
+        raise UserError(f"plot {plot}: there is no folder {plot.parent}")
+    found = read_trace(trace, _window(submitted_from, submitted_before, limit))
+    told = describe.describe(found)
+    if plot is not None:
+        from .drawing import page
+
+        try:
+            plot.write_text(page(found, told), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"plot {plot}: {(error.strerror or str(error)).lower()}") from None
+    if as_json:
+        sys.stdout.write(told.to_json())
+    else:
+        _results.print(describe.table(told))
 
 
 @app.command()
@@ -203,6 +222,22 @@ def convert(
             raise UserError(f"{out}: {(error.strerror or str(error)).lower()}") from None
     if found.refusals.total:
         _messages.print(f"{trace}: refused rows: {found.refusals.describe()}", markup=False, soft_wrap=True)
+
+
+@app.command("nodes")
+def list_nodes(
+    file: Annotated[Path, typer.Argument(help="A list of machines (docs/traces.md), found out by content.")],
+    memory_as_type: Annotated[bool, typer.Option(help="Take the GPUs' memory, such as 12GB, for their type.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with what was left out.")] = False,
+) -> None:
+    """Write a trace's list of machines as the text that `streamsched simulate --nodes` takes.
+
+    Machines without GPUs are left out; they and odd rows are told on standard error.
+    """
+    found = machines.read(file, memory_as_type)
+    sys.stdout.write(found.to_json() if as_json else found.nodes + "\n")
+    for text in found.left_out():
+        _messages.print(f"{file}: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

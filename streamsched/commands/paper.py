@@ -286,7 +286,7 @@ def _print(found: _Found) -> None:
 
 
 def _page(found: _Found) -> str:
-    from streamsched.sim import report
+    from streamsched.sim import svg
 
     asked = found.asked
     facts = [
@@ -297,15 +297,15 @@ def _page(found: _Found) -> str:
         ("batches", f"{found.batches} of {found.size} consecutive jobs, disjoint; seed {found.seed}"),
         ("estimates", "true run times (oracle)"),
     ]
-    body = report.facts_table(facts)
-    body += "<h2>How the two differ</h2>" + report.items(found.differences)
+    body = svg.facts_table(facts)
+    body += "<h2>How the two differ</h2>" + svg.items(found.differences)
     for title, figures in zip(_titles(found), (found.cold, found.warm), strict=True):
-        body += f"<h2>{title[0].upper()}{title[1:]}</h2>" + report.table(_rows(found, figures))
+        body += f"<h2>{title[0].upper()}{title[1:]}</h2>" + svg.table(_rows(found, figures))
         for metric, name in enumerate(("Mean wait, s", "Mean JCT, s", "Mean bounded slowdown")):
             bars = [
                 (f"{case.rule}, {case.backfill}", of[metric].mean, of[metric].interval)
                 for case, of in zip(found.cases, figures, strict=True)
             ]
-            body += report.bars(name, bars)
+            body += svg.bars(name, bars)
     body += f"<p>{_LEGEND}</p>"
-    return report.document(f"streamsched: RLTune's protocol on {asked.name}", body)
+    return svg.document(f"streamsched: RLTune's protocol on {asked.name}", body)

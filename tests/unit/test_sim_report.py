@@ -19,7 +19,8 @@ from streamsched.errors import UserError
 from streamsched.sim import jobs_file
 from streamsched.sim.metrics import Lines, Schedule, by_tenant, intervals, jain, summary
 from streamsched.sim.png import png
-from streamsched.sim.report import bars, page, table
+from streamsched.sim.report import page
+from streamsched.sim.svg import bars, table
 from streamsched.sim.timeline import Runs
 
 TRACE = """job_id,submit_s,duration_s,gpus,tenant
@@ -194,6 +195,15 @@ def test_what_others_named_is_escaped() -> None:
 
 def test_what_follows_a_line_break_is_in_small() -> None:
     assert "<td>1<br><small>0 &lt; 2</small></td>" in table([{"a": "1\n0 < 2"}])
+
+
+def test_bars_of_nothing_are_nothing_and_long_names_have_room() -> None:
+    assert bars("Rows", []) == ""
+    found = bars("Rows", [("started-before-submission", 1234.0, None), ("b", 5.0, None)], "rows by kind", decimals=0)
+    assert "<small>(rows by kind)</small>" in found
+    assert re.findall(r">([\d,.]+)</text>", found) == ["1,234", "5"]
+    edges = [int(x) for x in re.findall(r"<rect x=(\d+)", found)]
+    assert min(edges) >= 6 * len("started-before-submission")
 
 
 def test_bars_begin_at_zero_and_share_a_scale() -> None:
