@@ -228,6 +228,7 @@ class Order:
     restart_s: float = 0.0
     checkpoint_s: float = 1.0
     bound_s: float = math.inf
+    move_after_s: float = math.inf
 
 
 class SharedCluster:
@@ -298,6 +299,49 @@ class SharedCluster:
                 chosen.remove(victim)
         return chosen
 
+    def loss(self, job: Share, now: float) -> float:
+        worked = max(0.0, now - job.since - job.restart)
+        return self.order.restart_s + worked - math.floor(worked / self.order.checkpoint_s) * self.order.checkpoint_s
+
+    def moves(self, job: Share, running: list[Share], now: float) -> list[Share]:
+        """Who leaves so that `job` fits, when those that it does not outrank go on elsewhere; [] if that cannot be."""
+        free, leaving, taken = list(self.free), [], []
+        by_loss = sorted(running, key=lambda other: (self.loss(other, now), other.seq))
+        workers = [self.whole] * (job.gpus // self.whole) + [job.gpus % self.whole] * (job.gpus % self.whole > 0)
+        for need in workers:
+            ways = []
+            for node in set(range(len(free))) - set(taken):
+                found = self.vacate(job, node, need, [o for o in by_loss if o not in leaving], free, taken, now)
+                if found is not None:
+                    ways.append((sum(self.loss(other, now) for other in found[0]), node, *found))
+            if not ways:
+                return []
+            _, node, gone, free = min(ways, key=lambda way: way[:2])
+            leaving += gone
+            taken.append(node)
+            free[node] -= need
+        return sorted(leaving, key=lambda other: other.seq)
+
+    def vacate(
+        self, job: Share, node: int, need: int, by_loss: list[Share], free: list[int], taken: list[int], now: float
+    ) -> tuple[list[Share], list[int]] | None:
+        free, gone = list(free), []
+        here = [other for other in by_loss if node in {n for n, _ in other.placement}]
+        outranked = [other for other in here if self.rank(other, now)[0] > self.rank(job, now)[0]]
+        for other in outranked:
+            if free[node] < need:
+                occupy(free, other, 1)
+                gone.append(other)
+        for other in here:
+            settled = len(other.placement) == 1 and now - other.since >= self.order.move_after_s
+            if free[node] < need and other not in outranked and settled:
+                goals = [n for n in range(len(free)) if n != node and n not in taken and free[n] >= other.gpus]
+                if goals:
+                    free[min(goals, key=lambda n: (free[n], n))] -= other.gpus
+                    free[node] += other.gpus
+                    gone.append(other)
+        return (gone, free) if free[node] >= need else None
+
 
 def occupy(free: list[int], job: Job, sign: int) -> None:
     for node, gpus in job.placement:
@@ -333,10 +377,19 @@ def simulate_order(jobs: list[Share], nodes: Sequence[int], order: Order) -> Non
                 break
             job = min(waiting, key=lambda job: cluster.rank(job, now))
             if place(cluster.free, job.gpus, cluster.whole) is None:
-                victims = cluster.victims(job, [other for other in here if other.runs], now)
+                running = [other for other in here if other.runs]
+                victims, moved = cluster.victims(job, running, now), []
+                if victims is None and order.move_after_s < math.inf and sum(cluster.free):
+                    victims = cluster.moves(job, running, now) or None
+                    moved = [v for v in victims or [] if cluster.rank(v, now)[0] <= cluster.rank(job, now)[0]]
                 if victims is None:
                     passed.add(job.gpus)
                     continue
                 for victim in victims:
                     cluster.evict(victim, now)
+                cluster.run(job, now)
+                for other in moved:
+                    if place(cluster.free, other.gpus, cluster.whole) is not None:
+                        cluster.run(other, now)
+                continue
             cluster.run(job, now)

@@ -310,10 +310,13 @@ class Preemption:
     """Work of a stretch up to a multiple of this is kept."""
     bound_s: float = math.inf
     """A job that has waited so long goes before all others, and nobody takes its place any more."""
+    move_after_s: float = math.inf
+    """A job that has run so long on one node may be stopped there and go on at once on another, whoever needs its
+    place: so that free GPUs come together. Infinite: nobody is moved."""
 
     def __post_init__(self) -> None:
-        if self.restart_s < 0 or not self.checkpoint_s > 0 or not self.bound_s >= 0:
-            raise ValueError("restart_s and bound_s are at least 0, checkpoint_s is above 0")
+        if self.restart_s < 0 or not self.checkpoint_s > 0 or not self.bound_s >= 0 or not self.move_after_s > 0:
+            raise ValueError("restart_s and bound_s are at least 0, checkpoint_s and move_after_s above 0")
 
 
 def simulate_index(
@@ -392,6 +395,7 @@ def _preemptive(
         _floats(weight),
         _floats(estimate),
         float(preemption.bound_s),
+        float(preemption.move_after_s),
         float(preemption.restart_s),
         float(preemption.checkpoint_s),
     )

@@ -839,6 +839,8 @@ class Shares(NamedTuple):
     """[job] estimated run time without what was saved before the present stretch."""
     bound_s: float
     """A job that has waited so long goes before all others, and nobody takes its place any more."""
+    move_after_s: float
+    """Jobs that have run so long on a node may be moved to make room for others; infinite: never."""
     urgent: Bools
     """[job] that it has."""
     level: Ints
@@ -980,6 +982,109 @@ def _victims(shares: Shares, job: int, now: float) -> Ints:
 
 
 @_compiled
+def _vacate(
+    shares: Shares,
+    mine: float,
+    now: float,
+    node: int,
+    need: int,
+    here: Ints,
+    loss: Floats,
+    free: Ints,
+    closed: Bools,
+    leaving: Bools,
+    best_cost: float,
+) -> float:
+    """Make `need` GPUs free on a node, in `free` and `leaving` [job]; what is lost, infinite where it cannot be done or
+    is not below `best_cost`. `here`: runs on the node, those that lose least first."""
+    whole = shares.nodes.having.shape[0] - 1
+    cost = 0.0
+    for outranked in (True, False):
+        for job in here:
+            if free[node] >= need or cost >= best_cost:
+                break
+            if leaving[job] or (_rank_running(shares, job, now) > mine) != outranked:
+                continue
+            first, end, gpus = shares.placed_at[job], shares.placed_at[job + 1], shares.gpus[job]
+            if not outranked:
+                if end - first > 1 or now - shares.since[job] < shares.move_after_s:
+                    continue
+                other = -1
+                for candidate in range(free.shape[0]):
+                    able = candidate != node and not closed[candidate] and free[candidate] >= gpus
+                    if able and (other < 0 or free[candidate] < free[other]):
+                        other = candidate
+                if other < 0:
+                    continue
+                free[other] -= gpus
+            leaving[job] = True
+            cost += loss[job]
+            for at in range(first, end):
+                free[shares.placed[at]] += min(gpus, whole)
+                gpus -= whole
+    return cost if free[node] >= need and cost < best_cost else np.inf
+
+
+@_compiled
+def _moves(shares: Shares, job: int, now: float, restart_s: float, checkpoint_s: float) -> Ints:
+    """Running jobs, in order of arrival, that have to leave so that `job` fits, if those that it does not outrank go on
+    elsewhere at once; none if that is not possible.
+
+    Worker by worker the node is taken on which least is lost. Those that are outranked leave first. The others have run
+    there for `move_after_s`, on that node alone, and find room on another (the one with the least that suffices).
+    """
+    whole, count = shares.nodes.having.shape[0] - 1, shares.nodes.free.shape[0]
+    mine = _rank_waiting(shares, job)
+    running = np.sort(shares.running[: shares.length[0]])
+    loss = np.zeros(shares.submit.shape[0] if running.shape[0] == 0 else running[-1] + 1)
+    for other in running:
+        worked = max(0.0, now - shares.since[other] - shares.restart[other])
+        loss[other] = restart_s + worked - np.floor(worked / checkpoint_s) * checkpoint_s
+    by_loss = running[np.argsort(loss[running], kind="mergesort")]
+    ends = np.zeros(count + 1, np.int64)
+    for other in by_loss:
+        for at in range(shares.placed_at[other], shares.placed_at[other + 1]):
+            ends[shares.placed[at] + 1] += 1
+    ends = np.cumsum(ends)
+    here, next_at = np.empty(ends[count], np.int64), ends.copy()
+    for other in by_loss:
+        for at in range(shares.placed_at[other], shares.placed_at[other + 1]):
+            node = shares.placed[at]
+            here[next_at[node]] = other
+            next_at[node] += 1
+    free, closed, leaving = shares.nodes.free.copy(), np.zeros(count, np.bool_), np.zeros(loss.shape[0], np.bool_)
+    left = shares.gpus[job]
+    while left > 0:
+        need = min(left, whole)
+        left -= need
+        best, least, free_then, leaving_then = -1, np.inf, free, leaving
+        for node in range(count):
+            if not closed[node]:
+                trial, gone = free.copy(), leaving.copy()
+                those = here[ends[node] : ends[node + 1]]
+                cost = _vacate(shares, mine, now, node, need, those, loss, trial, closed, gone, least)
+                if cost < least:
+                    best, least, free_then, leaving_then = node, cost, trial, gone
+        if best < 0:
+            return np.empty(0, np.int64)
+        free, leaving = free_then, leaving_then
+        free[best] -= need
+        closed[best] = True
+    found: Ints = running[leaving[running]]
+    return found
+
+
+@_compiled
+def _start_waiting(shares: Shares, job: int, now: float, restart_s: float) -> None:
+    place = 0
+    while shares.waiting[place] != job:
+        place += 1
+    shares.length[1] -= 1
+    shares.waiting[place] = shares.waiting[shares.length[1]]
+    _begin_stretch(shares, job, now, restart_s)
+
+
+@_compiled
 def _next_in_order(shares: Shares, size_end: int) -> int:
     """Place in `waiting` of the least (rank, arrival) among jobs below `size_end` GPUs; -1 if there is none."""
     best, least, first = -1, np.inf, _NO_RANK
@@ -1001,8 +1106,16 @@ def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s:
         if place < 0:
             return
         job = shares.waiting[place]
+        moved = np.empty(0, np.int64)
         if not _fits(shares.nodes, shares.gpus[job]):
             victims = _victims(shares, job, now)
+            if victims.shape[0] == 0 and shares.move_after_s < np.inf and _free(shares.nodes) > 0:
+                victims = _moves(shares, job, now, restart_s, checkpoint_s)
+                mine = _rank_waiting(shares, job)
+                stays = np.zeros(victims.shape[0], np.bool_)
+                for number in range(victims.shape[0]):
+                    stays[number] = _rank_running(shares, victims[number], now) <= mine
+                moved = victims[stays]
             if victims.shape[0] == 0:
                 size_end = shares.gpus[job]
                 continue
@@ -1011,9 +1124,10 @@ def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s:
                 while shares.running[at] != victim:
                     at += 1
                 _evict(shares, at, now, checkpoint_s, log, where)
-        shares.length[1] -= 1
-        shares.waiting[place] = shares.waiting[shares.length[1]]
-        _begin_stretch(shares, job, now, restart_s)
+        _start_waiting(shares, job, now, restart_s)
+        for other in moved:
+            if _fits(shares.nodes, shares.gpus[other]):
+                _start_waiting(shares, int(other), now, restart_s)
 
 
 @_compiled
@@ -1049,6 +1163,7 @@ def run_index(
     weight: Floats,
     estimate: Floats,
     bound_s: float,
+    move_after_s: float,
     restart_s: float,
     checkpoint_s: float,
 ) -> tuple[Floats, Floats, Ints, Ints, Floats, Floats, Ints, Ints, Ints, Floats]:
@@ -1069,6 +1184,7 @@ def run_index(
         weight,
         estimate.copy(),
         bound_s,
+        move_after_s,
         np.zeros(total, np.bool_),
         np.zeros(total, np.int64),
         np.zeros(total),
