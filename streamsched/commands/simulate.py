@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import time
@@ -66,6 +67,14 @@ Placement = Annotated[Literal["greedy", "milp"], typer.Option(help="How windows 
 PreemptOption = Annotated[Literal["off", "on"], typer.Option(help="Running jobs make room for better ranked ones.")]
 RestartS = Annotated[float, typer.Option(min=0, help="What starting again costs a stopped job, s.")]
 CheckpointS = Annotated[float, typer.Option(min=1e-3, help="Work up to a multiple of this survives a stop, s.")]
+BoundS = Annotated[
+    float | None,
+    typer.Option(min=0, help="With --fast: who has waited so long goes first and is not stopped any more, s."),
+]
+MoveAfterS = Annotated[
+    float | None,
+    typer.Option(min=1e-3, help="With --fast: who has run so long on one node may be moved to make room, s."),
+]
 EstimatesOption = Annotated[str, typer.Option(help="What rules know of run times: none, user, true, noisy:SIGMA.")]
 Fast = Annotated[bool, typer.Option(help="The compiled path: classic rules and index policies, greedy.")]
 JobsFormat = Annotated[Literal["csv", "parquet"], typer.Option(help="Of the file of jobs; Parquet: extra `trace`.")]
@@ -75,6 +84,21 @@ Out = Annotated[Path, typer.Option(help="Folder for summary.json, jobs.csv and r
 GITTINS = "gittins"
 POLICIES = sorted([*RULES, GITTINS])
 _FAST_PREEMPTIVE = ("las", GITTINS, "srtf")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of preemption, s."""
+
+    restart_s: float
+    checkpoint_s: float
+    bound_s: float | None = None
+    move_after_s: float | None = None
+
+    def __str__(self) -> str:
+        told = f"restart {self.restart_s:g} s, checkpoint {self.checkpoint_s:g} s"
+        told += "" if self.bound_s is None else f", bound {self.bound_s:g} s"
+        return told + ("" if self.move_after_s is None else f", moved after {self.move_after_s:g} s")
 
 
 @dataclass(frozen=True)
@@ -91,8 +115,7 @@ class Plan:
     backfill: Backfill
     placement: str
     preempt: bool
-    restart_s: float
-    checkpoint_s: float
+    costs: Costs
     estimates: Estimates
     seed: int
     fast: bool
@@ -119,6 +142,8 @@ def simulate(
     preempt: PreemptOption = "off",
     restart_s: RestartS = 60.0,
     checkpoint_s: CheckpointS = 600.0,
+    bound_s: BoundS = None,
+    move_after_s: MoveAfterS = None,
     estimates: EstimatesOption = "none",
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs with seeds 1 to N; figures are their means.")] = 1,
     fast: Fast = False,
@@ -133,7 +158,8 @@ def simulate(
     write_jobs = jobs_writer(jobs_format)
     given = _source(scenario, trace, nodes, submitted_from, submitted_before)
     plan = _plan(
-        given, limit, policy, backfill, placement, preempt, restart_s, checkpoint_s, Estimates.parse(estimates), fast
+        *(given, limit, policy, backfill, placement, preempt),
+        *(Costs(restart_s, checkpoint_s, bound_s, move_after_s), Estimates.parse(estimates), fast),
     )
     out.mkdir(parents=True, exist_ok=True)
     found = [_run_one(replace(plan, seed=seed), progress=True) for seed in range(1, seeds + 1)]
@@ -172,6 +198,8 @@ def compare(
     preempt: PreemptOption = "off",
     restart_s: RestartS = 60.0,
     checkpoint_s: CheckpointS = 600.0,
+    bound_s: BoundS = None,
+    move_after_s: MoveAfterS = None,
     estimates: EstimatesOption = "none",
     seed: Annotated[int, typer.Option(help="Of noisy estimates.")] = 1,
     processes: Annotated[int | None, typer.Option(min=1, help="At a time; as many as there are cores.")] = None,
@@ -185,10 +213,9 @@ def compare(
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise UserError("--policies: give at least one name")
-    told = Estimates.parse(estimates)
+    told, costs = Estimates.parse(estimates), Costs(restart_s, checkpoint_s, bound_s, move_after_s)
     plans = [
-        replace(_plan(given, limit, name, backfill, placement, preempt, restart_s, checkpoint_s, told, fast), seed=seed)
-        for name in names
+        replace(_plan(given, limit, name, backfill, placement, preempt, costs, told, fast), seed=seed) for name in names
     ]
     out.mkdir(parents=True, exist_ok=True)
     workers = min(len(plans), processes or os.cpu_count() or 1)
@@ -254,8 +281,7 @@ def _plan(
     backfill: Backfill,
     placement: str,
     preempt: str,
-    restart_s: float,
-    checkpoint_s: float,
+    costs: Costs,
     estimates: Estimates,
     fast: bool,
 ) -> Plan:
@@ -268,6 +294,9 @@ def _plan(
         raise UserError(f"--backfill {backfill} needs run times: give --estimates user, true or noisy:SIGMA")
     if backfill in ("easy", "conservative") and preempt == "on":
         raise UserError(f"--backfill {backfill} is for runs that go on to their ends: leave out --preempt on")
+    for name, value in (("--bound-s", costs.bound_s), ("--move-after-s", costs.move_after_s)):
+        if value is not None and not (fast and preempt == "on"):
+            raise UserError(f"{name} is for --fast with --preempt on: leave it out")
     if fast and placement != "greedy":
         raise UserError("--fast places greedily: leave it out")
     known = _FAST_PREEMPTIVE if preempt == "on" else tuple(FORMULAS)
@@ -284,8 +313,7 @@ def _plan(
         backfill=backfill,
         placement=placement,
         preempt=preempt == "on",
-        restart_s=restart_s,
-        checkpoint_s=checkpoint_s,
+        costs=costs,
         estimates=estimates,
         seed=1,
         fast=fast,
@@ -386,7 +414,12 @@ def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:
     from streamsched.policy import gittins
     from streamsched.sim import fast
 
-    costs = fast.Preemption(plan.restart_s, plan.checkpoint_s)
+    costs = fast.Preemption(
+        restart_s=plan.costs.restart_s,
+        checkpoint_s=plan.costs.checkpoint_s,
+        bound_s=math.inf if plan.costs.bound_s is None else plan.costs.bound_s,
+        move_after_s=math.inf if plan.costs.move_after_s is None else plan.costs.move_after_s,
+    )
     if plan.policy == "srtf":
         return fast.simulate_srtf(workload, nodes, costs)
     if plan.policy == GITTINS:
@@ -441,7 +474,7 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
         window_jobs=10_000 if plan.placement == "greedy" else SchedulerConfig().window_jobs,
         reservations_max=0,
         preempt="score" if plan.preempt else "off",
-        restart_s=plan.restart_s,
+        restart_s=plan.costs.restart_s,
         finished_keep_s=3600.0,
     )
     bar = Progress(
@@ -457,7 +490,7 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
             nodes_of((group.count, group.gpus, group.gpu_type) for group in plan.nodes),
             config,
             _ranker(plan, float(columns.submit_s[0])),
-            SimOptions(placement=plan.placement, checkpoint_s=plan.checkpoint_s),
+            SimOptions(placement=plan.placement, checkpoint_s=plan.costs.checkpoint_s),
             lambda finished: bar.update(task, completed=finished),
         )
     return from_core(result)
@@ -525,7 +558,7 @@ def _write_report(path: Path, plan: Plan, found: Mapping[str, Run]) -> None:
         ("placement", plan.placement),
         (
             "preemption",
-            f"on, restart {plan.restart_s:g} s, checkpoint {plan.checkpoint_s:g} s" if plan.preempt else "off",
+            f"on, {plan.costs}" if plan.preempt else "off",
         ),
         ("estimates", str(plan.estimates)),
         ("way", "compiled path" if plan.fast else "production core in virtual time"),

@@ -15,10 +15,14 @@ from loadgen.trace import Window, read_trace
 from streamsched.errors import UserError
 from streamsched.sim.fast import (
     Backfill,
+    Index,
+    Preemption,
     Rule,
     Workload,
     fits_cluster,
+    las_index,
     simulate,
+    simulate_index,
     simulate_las,
     static_scores,
     timed_terms,
@@ -141,6 +145,38 @@ def test_no_more_is_evicted_than_is_needed_and_the_last_in_order_first() -> None
     assert outcome.preemptions.tolist() == [0, 0, 1, 0]
     narrow = workload((0, 100, 4), (0, 100, 4), (50, 10, 4))
     assert simulate_las(narrow, [8], levels_gpu_s=[100]).preemptions.tolist() == [0, 1, 0]
+
+
+# Two nodes, on each a job of 7 GPUs until 50 and one of 1 until 1,000; then one of 8 comes, which outranks nobody.
+SPREAD = workload((0, 50, 7), (0, 1000, 1), (0, 50, 7), (0, 1000, 1), (60, 100, 8))
+NO_LEVELS = Index(np.zeros(0), np.zeros((1, 1)))
+
+
+def test_a_job_is_moved_to_make_a_node_free() -> None:
+    """The first of 1 GPU goes to the other node at 60: of its 60 s 50 are saved, and 2 pass before it goes on."""
+    settled = Preemption(restart_s=2, checkpoint_s=25, move_after_s=10)
+    outcome = simulate_index(SPREAD, [8, 8], NO_LEVELS, settled)
+    assert outcome.start_s.tolist() == [0, 0, 0, 0, 60]
+    assert outcome.finish_s.tolist() == [50, 1012, 50, 1000, 160]
+    assert outcome.preemptions.tolist() == [0, 1, 0, 0, 0]
+
+
+def test_nobody_is_moved_who_has_not_run_for_long_enough() -> None:
+    """At 60 they have run for 60 s; nothing happens until the first of them ends."""
+    outcome = simulate_index(SPREAD, [8, 8], NO_LEVELS, Preemption(2, 25, move_after_s=61))
+    assert outcome.start_s[4] == 1000
+    assert outcome.preemptions.sum() == 0
+
+
+def test_who_has_waited_for_the_bound_goes_first() -> None:
+    """By levels the job of 8 would wait for ever younger ones; at 30 it takes the node, and keeps it."""
+    jobs = workload((0, 1000, 8), *((10 * n, 10, 8) for n in range(1, 20)))
+    bounded = simulate_index(jobs, [8], las_index((8.0,)), Preemption(0, 1, bound_s=30))
+    free = simulate_index(jobs, [8], las_index((8.0,)), Preemption(0, 1))
+    # It ran from 0 to 10, of which all is saved; from 40 on it has waited for 30 s.
+    assert bounded.runs.start_s[bounded.runs.job == 0].tolist() == [0, 40]
+    assert bounded.finish_s[0] == 40 + 990
+    assert free.finish_s[0] == 200 + 990
 
 
 @pytest.mark.parametrize(

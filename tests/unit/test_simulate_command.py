@@ -136,6 +136,16 @@ def test_parts_of_gpus_and_types_on_a_list_of_nodes(tmp_path: Path) -> None:
     assert "part of one" in words
 
 
+def test_bound_and_moves_reach_the_compiled_path(tmp_path: Path) -> None:
+    """As counted in test_sim_fast.py: the job of 8 GPUs starts at once where one of 1 GPU is moved."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("job_id,submit_s,duration_s,gpus\na,0,50,7\nb,0,1000,1\nc,0,50,7\nd,0,1000,1\ne,60,100,8\n")
+    args = ("--trace", trace, "--nodes", "2x8", "--policy", "las", "--preempt", "on", "--fast", "--checkpoint-s", "25")
+    run("simulate", *args, "--restart-s", "2", "--move-after-s", "10", "--out", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["max_wait_s"] == 12
+    assert "moved after 10 s" in (tmp_path / "out" / "report.html").read_text()
+
+
 @pytest.mark.parametrize("policy", ["las", "gittins", "srtf"])
 @pytest.mark.parametrize("way", [(), ("--fast",)])
 def test_preemptive_policies_by_both_ways(tmp_path: Path, policy: str, way: tuple[str, ...]) -> None:
@@ -169,6 +179,11 @@ def test_preemptive_policies_by_both_ways(tmp_path: Path, policy: str, way: tupl
         (("--nodes", "1x8", "--fast", "--policy", "las"), "--fast with --preempt off knows fcfs"),
         (("--nodes", "1x8", "--fast", "--preempt", "on"), "--fast with --preempt on knows las, gittins, srtf"),
         (("--nodes", "1x8", "--fast", "--placement", "milp"), "leave it out"),
+        (("--nodes", "1x8", "--fast", "--bound-s", "9"), "--bound-s is for --fast with --preempt on"),
+        (
+            ("--nodes", "1x8", "--policy", "las", "--preempt", "on", "--move-after-s", "9"),
+            "--move-after-s is for --fast",
+        ),
         (("--nodes", "1x8", "--policy", "gittins", "--preempt", "on"), "learns from jobs that ended before --from"),
     ],
 )
