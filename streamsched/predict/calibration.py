@@ -25,7 +25,6 @@ from msgspec import Struct
 from .jobs import Floats
 
 NOMINAL: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
-_NOMINAL: Final = np.array(NOMINAL)
 _STEP: Final = 0.01
 _RECENT: Final = 0.005
 """Weight of the newest job in the recent coverage: about the last 200 jobs."""
@@ -44,50 +43,49 @@ class Calibrator:
     """The levels a(p) of one stream of jobs."""
 
     def __init__(self) -> None:
-        self.levels = _NOMINAL.copy()
+        self.levels = list(NOMINAL)
         self.coverage = 0.9
         """Share of recent jobs within the 90 % interval that they were told; far from 0.9 means drift."""
         self.jobs = 0
 
     def observe(self, u: float, censored: bool) -> None:
         """`u`: predicted probability of a run time of at most what it was; censored: of what it had run by then."""
-        below = u <= self.levels
+        levels = self.levels
         step = max(_STEP, 0.2 / (1.0 + self.jobs))  # the first jobs move it faster
-        if censored:
-            known = ~below
-            self.levels[known] += step * _NOMINAL[known]
-        else:
-            self.levels += step * (_NOMINAL - below)
-            inside = bool(not below[0] and below[-1])
+        if not censored:
+            inside = levels[0] < u <= levels[-1]
             self.coverage += _RECENT * (inside - self.coverage)
             self.jobs += 1
-        np.clip(self.levels, _EDGE, 1.0 - _EDGE, out=self.levels)
+        for n, (level, nominal) in enumerate(zip(levels, NOMINAL, strict=True)):
+            if u > level:
+                levels[n] = min(level + step * nominal, 1.0 - _EDGE)
+            elif not censored:
+                levels[n] = max(level - step * (1.0 - nominal), _EDGE)
 
     def state(self) -> CalibratorState:
-        return CalibratorState(self.levels.tolist(), self.coverage, self.jobs)
+        return CalibratorState(list(self.levels), self.coverage, self.jobs)
 
     @classmethod
     def restored(cls, state: CalibratorState) -> Calibrator:
         """Raises ValueError."""
-        levels = np.asarray(state.levels, np.float64)
-        if levels.shape != _NOMINAL.shape or not ((levels > 0) & (levels < 1)).all():
+        if len(state.levels) != len(NOMINAL) or not all(0 < level < 1 for level in state.levels):
             raise ValueError("levels of a calibration are out of bounds")
         found = cls()
-        found.levels, found.coverage, found.jobs = levels, state.coverage, state.jobs
+        found.levels, found.coverage, found.jobs = list(state.levels), state.coverage, state.jobs
         return found
 
 
 def blend(own: Calibrator | None, everybody: Calibrator) -> Floats:
     """[level] a(p) of a group: its own where it has had jobs, everybody's where it has not."""
+    theirs = np.array(everybody.levels)
     if own is None:
-        return everybody.levels
+        return theirs
     share = own.jobs / (own.jobs + _TRUSTED)
-    return np.asarray(share * own.levels + (1.0 - share) * everybody.levels)
+    return np.asarray(theirs + share * (np.array(own.levels) - theirs))
 
 
 def calibrated(curves: Floats, levels: Floats) -> Floats:
     """[job, edge] curves with the predicted probabilities replaced by those found to be true."""
     ascending = np.maximum.accumulate(levels + np.arange(len(levels)) * 1e-9)
-    known = np.concatenate([[0.0], ascending, [1.0]])
-    true = np.interp(1.0 - curves, known, np.concatenate([[0.0], _NOMINAL, [1.0]]))
+    true = np.interp(1.0 - curves, [0.0, *ascending, 1.0], [0.0, *NOMINAL, 1.0])
     return np.asarray(1.0 - true)
