@@ -92,6 +92,9 @@ class Cluster:
     def start(self, job: Job, now: float) -> None:
         found = place(self.free, job.gpus, self.whole)
         assert found is not None
+        self.start_on(job, found, now)
+
+    def start_on(self, job: Job, found: Placement, now: float) -> None:
         job.start, job.placement = now, found
         for node, gpus in found:
             self.free[node] -= gpus
@@ -131,51 +134,59 @@ def simulate(
 
 
 def scheduling_pass(cluster: Cluster, ordered: list[Job], backfill: str, now: float) -> None:
-    for index, job in enumerate(ordered):
+    if backfill in ("easy", "conservative"):
+        while planned_pass(cluster, ordered, now, 1 if backfill == "easy" else len(ordered)):
+            pass
+        return
+    for job in ordered:
         if cluster.fits(job):
             cluster.start(job, now)
         elif backfill == "none":
             return
-        elif backfill == "easy":
-            easy(cluster, job, ordered[index + 1 :], now)
-            return
+
+
+def planned_pass(cluster: Cluster, ordered: list[Job], now: float, reservations: int) -> bool:
+    """Nodes are kept for so many jobs without room, chosen before anybody starts behind them; whether any started."""
+    kept = [math.inf] * len(cluster.free)
+    started = False
+    for job in ordered:
+        if not math.isnan(job.start):
+            continue
+        free = [free if now + job.estimate <= until else 0 for free, until in zip(cluster.free, kept, strict=True)]
+        found = place(free, job.gpus, cluster.whole)
+        if found is not None:
+            cluster.start_on(job, found, now)
+            started = True
+        elif reservations:
+            if started:
+                return True
+            at = earliest(cluster, job, kept, now)
+            if at is not None:
+                reservations -= 1
+                for node, _ in at[1]:
+                    kept[node] = at[0]
+            elif reservations == 1:
+                reservations = 0
+    return started
 
 
 def estimated_end(job: Job, now: float) -> float:
     return max(job.start + job.estimate, now + OVERDUE_S)
 
 
-def easy(cluster: Cluster, blocked: Job, behind: list[Job], now: float) -> None:
-    shadow = shadow_time(cluster, blocked, now)
-    for job in behind:
-        if not cluster.fits(job):
-            continue
-        if now + job.estimate <= shadow or fits_at(cluster, blocked, shadow, job, now):
-            cluster.start(job, now)
-
-
-def shadow_time(cluster: Cluster, blocked: Job, now: float) -> float:
-    free = list(cluster.free)
-    for job in sorted(cluster.running, key=lambda job: (estimated_end(job, now), job.seq)):
-        for node, gpus in job.placement:
-            free[node] += gpus
-        if place(free, blocked.gpus, cluster.whole) is not None:
-            return estimated_end(job, now)
-    raise AssertionError(f"{blocked} does not fit the empty cluster")
-
-
-def fits_at(cluster: Cluster, blocked: Job, shadow: float, job: Job, now: float) -> bool:
-    """Whether `blocked` fits at the shadow time if `job` is placed now and still runs by then."""
-    placed = place(cluster.free, job.gpus, cluster.whole)
-    assert placed is not None
-    free = list(cluster.free)
-    for node, gpus in placed:
-        free[node] -= gpus
-    for other in cluster.running:
-        if estimated_end(other, now) <= shadow:
-            for node, gpus in other.placement:
-                free[node] += gpus
-    return place(free, blocked.gpus, cluster.whole) is not None
+def earliest(cluster: Cluster, job: Job, kept: Sequence[float], now: float) -> tuple[float, Placement] | None:
+    """When and where it fits on nodes that are kept for nobody, when all runs end as estimated."""
+    for time in sorted({estimated_end(other, now) for other in cluster.running}):
+        free = list(cluster.free)
+        for other in cluster.running:
+            if estimated_end(other, now) <= time:
+                for node, gpus in other.placement:
+                    free[node] += gpus
+        unkept = [free[node] if math.isinf(kept[node]) else 0 for node in range(len(free))]
+        found = place(unkept, job.gpus, cluster.whole)
+        if found is not None:
+            return time, found
+    return None
 
 
 # ── least attained service, with preemption ──────────────────────────────────────────────────────────────────────────

@@ -5,11 +5,11 @@ Exact, since what could not start would only take the place of another job in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from .inventory import Request, request_kind
-from .model import JobSpec, TopologyLevel
+from .model import WHOLE_GPU, JobSpec, TopologyLevel
 from .problem import NodeClass
 from .room import (
     Room,
@@ -31,22 +31,44 @@ class _Lot(NamedTuple):
 class Chances:
     """About the nodes of `classes`."""
 
-    def __init__(self, classes: Sequence[NodeClass]) -> None:
+    def __init__(self, classes: tuple[NodeClass, ...]) -> None:
+        self.classes = classes
         self._lots = [_Lot(room_of(c), len(c.node_ids), c) for c in classes]
+        self._most_idle = max((lot.room.idle for lot in self._lots), default=0)
+        self._fits: dict[Request, bool] = {}
         self._known: dict[Request, str] = {}
 
     def why_not(self, spec: JobSpec) -> str:
         """Empty when it could start; else which resource is short."""
         kind = request_kind(spec)
-        if kind not in self._known:
-            self._known[kind] = self._ask(spec)
-        return self._known[kind]
-
-    def _ask(self, spec: JobSpec) -> str:
-        lots = [lot for lot in self._lots if allows(spec, lot.room.gpu_type)]
-        if any(gang_fits(group, spec) for group in _groups(lots, spec)):
+        if self.fits(kind, spec):
             return ""
-        everything = _rooms(lots)
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = self._why_not(spec)
+        return known
+
+    def fits(self, kind: Request, spec: JobSpec) -> bool:
+        """Whether it could start; `kind` is that of the request."""
+        fits = self._fits.get(kind)
+        if fits is None:
+            fits = self._fits[kind] = self._fit(spec)
+        return fits
+
+    def seats(self, spec: JobSpec) -> int:
+        """No more jobs that ask for this can start together; at least 1 where one can."""
+        return gang_slots(_rooms(self._allowed(spec)), spec) // spec.workers
+
+    def _fit(self, spec: JobSpec) -> bool:
+        if spec.gpu_milli == WHOLE_GPU and not spec.mig_profile and spec.gpus_per_worker > self._most_idle:
+            return False
+        return any(gang_fits(group, spec) for group in _groups(self._allowed(spec), spec))
+
+    def _allowed(self, spec: JobSpec) -> list[_Lot]:
+        return [lot for lot in self._lots if allows(spec, lot.room.gpu_type)]
+
+    def _why_not(self, spec: JobSpec) -> str:
+        everything = _rooms(self._allowed(spec))
         if not gang_fits(everything, spec):
             return _short_of(spec, everything)
         level = required_level(spec)

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from . import events as ev
 from . import invariants
+from .chances import Chances
 from .changes import Changes, Meta, Notes
 from .commit import layout_on_reserved, needed_of, nodes_of, why_no_room, why_not_placeable
 from .config import SchedulerConfig
@@ -49,10 +50,12 @@ from .model import (
 )
 from .node import Node, NodeRecord
 from .problem import Assignment, SolveStatus
+from .queue import Queue
 from .reservations import choose_nodes
 from .speeds import measured
 from .tenants import Accounts, TenantUsage
 from .window import Ranker, Window, build
+from .words import some
 
 __all__ = ["Changes", "ClusterState", "Meta"]
 
@@ -79,10 +82,14 @@ class ClusterState:
         self.inventory = Inventory()
         self.accounts = Accounts()
         self.index = Index()
+        self.queue = Queue()
+        """The waiting jobs in rank order, for the windows; not stored."""
         self.windows = 0
         """Windows opened by this process; only names them."""
         self.window: Window | None = None
         """The last window opened; not stored, since a solution is checked at commit whatever window it is of."""
+        self._chances: tuple[int, Chances] | None = None
+        """With the version of the inventory that it is about."""
         self._waits_end = math.inf
         """No job has waited too long before this time."""
         self._orders_left = 0
@@ -310,7 +317,7 @@ class ClusterState:
             self._count_refusal(min(nodes), run.job_id)
         job = self.jobs[run.job_id]
         self._put_job(replace(job, refused_by=tuple(sorted(nodes.union(job.refused_by)))))
-        self._requeue(run, f"refused by {_some(nodes)}: {event.reason or 'no reason given'}", backoff=True)
+        self._requeue(run, f"refused by {some(nodes)}: {event.reason or 'no reason given'}", backoff=True)
 
     def _run_released(self, event: ev.RunReleased) -> None:
         run = self._run_of(event)
@@ -319,7 +326,7 @@ class ClusterState:
         gone = frozenset(event.node_ids)
         left = tuple(a for a in run.allocations if gone and a.node_id not in gone)
         if len(left) == len(run.allocations):
-            self._absorb("not-held", f"{run.placement_id} holds nothing on {_some(gone)}")
+            self._absorb("not-held", f"{run.placement_id} holds nothing on {some(gone)}")
         elif left:
             self._shrink_run(run, left)
         else:
@@ -491,6 +498,8 @@ class ClusterState:
     def _as_many_as_fit(self, placement_ids: Iterable[str]) -> list[str]:
         """In order; the rest is due at the next window still, since it is found in the stored state."""
         due = sorted(placement_ids)
+        if not due:
+            return due
         taken = due[: self._orders_left]
         self._orders_left -= len(taken)
         self._unfinished_timers |= len(taken) < len(due)
@@ -946,6 +955,7 @@ class ClusterState:
 
     def _file_job(self, job: Job) -> None:
         self.index.job(job)
+        self.queue.file(job)
         if job.state is JobState.QUEUED and not job.reservation:
             self._waits_end = min(self._waits_end, self._waits_until(job))
 
@@ -992,6 +1002,14 @@ class ClusterState:
     def meta(self) -> Meta:
         return Meta(epoch=self.epoch, now=self.now, next_seq=self.next_seq, config=self.config)
 
+    def chances(self) -> Chances:
+        """About what can be given away now, but for what is kept free for somebody; made once per change of that."""
+        if self.reserved:
+            return Chances(self.inventory.classes_without(self.reserved))
+        if self._chances is None or self._chances[0] != self.inventory.version:
+            self._chances = self.inventory.version, Chances(self.inventory.classes())
+        return self._chances[1]
+
     def story(self, job_id: str) -> str:
         """The transitions of a job that are still in memory, oldest first."""
         return "\n".join(f"{time:.3f} {text}" for time, name, text in self._story if name == job_id)
@@ -1007,6 +1025,10 @@ class ClusterState:
         )
         self._notes.clear()
         return changes
+
+    def forget_changes(self) -> None:
+        """As `take_changes`, for whoever stores nothing."""
+        self._notes.clear()
 
     def _record_of(self, node_id: str) -> NodeRecord | None:
         node = self.inventory.nodes.get(node_id)
@@ -1069,12 +1091,6 @@ def _by_arrival(job: Job) -> int:
 
 def _gpu_milli(allocations: Iterable[Allocation]) -> int:
     return sum(len(a.gpus) * a.gpu_milli for a in allocations)
-
-
-def _some(node_ids: Iterable[str], most: int = 5) -> str:
-    """Names for a message; a gang may have thousands."""
-    names = sorted(node_ids)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _same_request(a: JobSpec, b: JobSpec) -> bool:

@@ -54,19 +54,26 @@ class Index:
 
     def job(self, job: Job) -> None:
         job_id = job.spec.job_id
-        filed = ((JobState.QUEUED, self.queued), (JobState.UNFIT, self.unfit), (JobState.HELD, self.held))
-        for state, index in filed:
-            if job.state is state:
+        state = job.state
+        for waiting, index in (
+            (JobState.QUEUED, self.queued),
+            (JobState.UNFIT, self.unfit),
+            (JobState.HELD, self.held),
+        ):
+            if state is waiting:
                 index[job_id] = None
-            else:
+            elif index:
                 index.pop(job_id, None)
         if job.ended_at is not None:
             self.finished.setdefault(job_id, job.ended_at)
         if job_id not in self._asked_by and not job.spec.mig_profile:
             self._ask(job_id, job.spec)
-        self.speeds.job(job)
-        self._reservation(job_id, job.reservation)
-        self._stoppable(job_id, class_name(job) if job.spec.preemptible and job.state is JobState.RUNNING else None)
+        if job.rate is not None or self.speeds.counted:
+            self.speeds.job(job)
+        if job.reservation or job_id in self.reserving:
+            self._reservation(job_id, job.reservation)
+        if job.spec.preemptible:
+            self._stoppable(job_id, class_name(job) if state is JobState.RUNNING else None)
 
     def _ask(self, job_id: str, spec: JobSpec) -> None:
         ask = Ask(

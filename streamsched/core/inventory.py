@@ -29,6 +29,8 @@ class Inventory:
         """Of all nodes, whatever is the matter with them."""
         self.usable = Capabilities()
         """Of those that can be given runs now."""
+        self.version = 0
+        """Another number whenever a node gives something else than before."""
         self._members: dict[NodeKey, dict[str, None]] = {}
         self._sorted: dict[NodeKey, NodeClass] = {}
         self._counted: dict[str, _Counted] = {}
@@ -44,6 +46,7 @@ class Inventory:
         """Bring both indexes up to date with `node`."""
         node_id, key = node.node_id, node.class_key()
         if key != node.key:
+            self.version += 1
             if node.key is not None:
                 members = self._members[node.key]
                 del members[node_id]

@@ -56,6 +56,7 @@ class Node:
     __slots__ = (
         "_affinity",
         "_partitions",
+        "_partly_used",
         "_used_devices",
         "free_cpu_milli",
         "free_memory_mib",
@@ -75,6 +76,8 @@ class Node:
         self.key: NodeKey | None = None
         """Where it is filed in the class index."""
         self._used_devices = 0
+        self._partly_used = 0
+        """Devices of which a part is free."""
         self._affinity: Counter[str] = Counter()
         """Workers here by their `anti_affinity` name."""
         self._partitions: dict[int, _Partition] = {}
@@ -96,18 +99,20 @@ class Node:
         capacity = self.record.capacity
         if not self._used_devices:
             return capacity
-        idle = sum(1 for free in self.free_milli[:capacity] if free == WHOLE_GPU)
+        idle = self.free_milli[:capacity].count(WHOLE_GPU)
         return max(0, min(idle, capacity - self._used_devices))
 
     def shares(self) -> tuple[int, ...]:
         """Free thousandths of the partly used devices, ascending; a device under MIG gives none."""
-        if not self._used_devices or self.spec.mig:
+        if not self._used_devices or self.spec.mig or not self._partly_used:
             return ()
         devices = enumerate(self.free_milli[: self.record.capacity])
         return tuple(sorted(free for i, free in devices if 0 < free < WHOLE_GPU and i not in self._partitions))
 
     def instances(self) -> tuple[tuple[str, int], ...]:
         """(MIG profile, free instances) on the partitioned devices, ascending, none of 0."""
+        if not self._partitions:
+            return ()
         free: Counter[str] = Counter()
         for _, partition in self._open_partitions():
             for profile, _ in partition.geometry:
@@ -121,7 +126,7 @@ class Node:
 
     def affinity_taken(self) -> tuple[str, ...]:
         """`anti_affinity` names of the workers here, ascending."""
-        return tuple(sorted(self._affinity))
+        return tuple(sorted(self._affinity)) if self._affinity else ()
 
     def room(self) -> Room:
         """What it gives now. It says nothing of whether the node can be used (`usable`)."""
@@ -200,7 +205,9 @@ class Node:
                     f"GPU {index} of {self.node_id} given twice: {placement_id} and {[*self.run_ids]}"
                 )
             self._take_instance(placement_id, index, allocation)
-            self._used_devices += self.free_milli[index] == WHOLE_GPU
+            before = self.free_milli[index]
+            self._used_devices += before == WHOLE_GPU
+            self._partly_used += (0 < left < WHOLE_GPU) - (0 < before < WHOLE_GPU)
             self.free_milli[index] = left
         self.free_cpu_milli -= allocation.cpu_milli
         self.free_memory_mib -= allocation.memory_mib
@@ -229,6 +236,7 @@ class Node:
             free = self.free_milli[index] + allocation.gpu_milli
             if free > WHOLE_GPU:
                 raise BrokenInvariant(f"GPU {index} of {self.node_id} freed twice, last by {placement_id}")
+            self._partly_used += (0 < free < WHOLE_GPU) - (0 < self.free_milli[index] < WHOLE_GPU)
             self.free_milli[index] = free
             self._used_devices -= free == WHOLE_GPU
             if allocation.mig_profile:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
 
 from .capability import capability_of
 from .model import Job, JobSpec
@@ -80,9 +79,9 @@ def _room_for_remainder(spec: JobSpec, group: Iterable[Node], chosen: Mapping[st
 
 
 def lay_out(spec: JobSpec, nodes: Iterable[Node]) -> tuple[tuple[str, int], ...] | None:
-    """((node, GPUs), ...) for all workers on what these nodes have free now, None when the gang does not fit yet."""
-    ordered = sorted(nodes, key=attrgetter("node_id"))
-    layouts = (_lay_out_among(spec, group) for group in _groups(ordered, spec))
+    """((node, GPUs), ...) for all workers on what these nodes have free now, the first nodes as far as they do; None
+    when the gang does not fit yet."""
+    layouts = (_lay_out_among(spec, group) for group in _groups(nodes, spec))
     return next((workers for workers in layouts if workers is not None), None)
 
 

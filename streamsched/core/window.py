@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from heapq import nlargest
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from heapq import heapify, heappop, heapreplace, nlargest
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from .chances import Chances
-from .model import WHOLE_GPU, Job, JobSpec
+from .inventory import Request, request_kind
+from .model import WHOLE_GPU, Job, JobSpec, Run
 from .preemption import (
     choose_victims,
+    class_name,
     classes_after,
     classes_soon,
     full_classes,
@@ -26,25 +30,22 @@ from .preemption import (
     takes_whole_devices,
 )
 from .problem import Ask, Candidate, Problem, Victim
+from .queue import Key, Line, LineKey, Ranker, is_static
 from .room import wants_one_type
+from .shadow import shadow_of
+from .words import some
 
 if TYPE_CHECKING:
     from .cluster import ClusterState
 
+__all__ = ["MIX_MAX", "Ranked", "Ranker", "Window", "build", "rank"]
+
+_PROTECTED: Final = {"easy": 1, "conservative": 1_000_000_000}
+"""By `SchedulerConfig.backfill`: for how many jobs without room nodes are kept free. Each has nodes of its own, so that
+there are never more of them than nodes."""
+_NO_SEATS: Final = "outranked: those before it that ask for the same take all the room there is"
 MIX_MAX = 32
 """Kinds of workers that a problem tells of: rarer ones hardly count."""
-
-
-class Ranker(Protocol):
-    """A priority rule. `scores` returns one finite number per job, higher first; ties go by order of arrival.
-
-    Where runs may be preempted for jobs with better scores, it is asked for their jobs beside the waiting ones.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> Sequence[float]: ...
 
 
 class Ranked(Struct, frozen=True):
@@ -55,33 +56,61 @@ class Ranked(Struct, frozen=True):
     reason: str
 
 
-class Window(Struct, frozen=True):
-    """What a window asks, and the whole order it was cut from."""
-
-    problem: Problem
-    ranking: tuple[Ranked, ...]
+Order = Iterable[tuple[Key, Job, LineKey | None]]
+"""Waiting jobs, best first, each with its line (`core/queue.py`), None where it is looked at by itself."""
 
 
-def rank(state: ClusterState, ranker: Ranker, now: float, running: Sequence[Job] = ()) -> list[tuple[float, Job]]:
-    """All queued jobs and these, best first: by priority class, then score, then order of arrival."""
+class Window:
+    """What a window asks, and why the others are not in it."""
+
+    def __init__(self, problem: Problem, chooser: _Chooser, order: Callable[[], Order]) -> None:
+        self.problem = problem
+        self.complete = chooser.asks_for_all
+        """Whether all jobs that could start alone were asked for: when as many of them start as fit one after the
+        other, no further window at this moment starts any."""
+        self._chooser, self._order = chooser, order
+
+    @property
+    def ranking(self) -> Iterator[Ranked]:
+        """The jobs that wait, in the order of this window. Made as it is read, of those that wait then; those that
+        came since are left out."""
+        for key, job, name in self._order():
+            yield Ranked(job.spec.job_id, -key.score, self._chooser.told(key, job, name))
+
+
+def rank(state: ClusterState, ranker: Ranker, now: float, running: Sequence[Job] = ()) -> list[tuple[Key, Job]]:
+    """All queued jobs and these, best first."""
     jobs = [*state.queued_jobs(), *running]
+    classes = state.config.priority_classes
     scores = ranker.scores(jobs, state, now)
-    return sorted(zip(scores, jobs, strict=True), key=lambda item: (-priority(state, item[1]), -item[0], item[1].seq))
+    return sorted(
+        (Key(-classes.get(class_name(job), 0), -score, job.seq), job) for score, job in zip(scores, jobs, strict=True)
+    )
 
 
 def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Window:
     """The window's problem: the first `config.window_jobs` ranked jobs that could start now if they were alone.
 
-    Alone means: also without the runs that they may take the place of.
+    Alone means: also without the runs that they may take the place of. Of jobs that ask for the same no more are taken
+    than there is room for: another of them could only take the place of a better one.
     """
-    order, levels, victims = _order(state, ranker, now)
-    chooser = _Chooser(state, now, levels, victims)
-    ranking: list[Ranked] = []
-    for score, job in order:
-        reason = chooser.why_not(job)
-        if not reason:
-            chooser.choose(score, job)
-        ranking.append(Ranked(job.spec.job_id, score, reason))
+    state.queue.refresh(state, ranker, now)
+    runs = possible_victims(state, now)
+    if not runs and is_static(ranker):
+        chooser = _Chooser(state, now, {}, ())
+        _look_at_lines(state, chooser)
+        order: Callable[[], Order] = state.queue.in_order
+        levels: dict[str, int] = {}
+        victims: tuple[Victim, ...] = ()
+    else:
+        ranked, levels, victims = _order(state, ranker, now, runs)
+        chooser = _Chooser(state, now, levels, victims)
+        listed = [(key, job, None if victims else state.queue.line_of(job.spec.job_id)) for key, job in ranked]
+        if not victims:
+            for name, line in state.queue.lines.items():
+                chooser.may_open(name, line)
+        _look_at_each(listed, chooser)
+        order = partial(_still_waiting, state, listed)
     chosen = chooser.chosen
     victims = chooser.victims_of_chosen()
     values, costs = _values(state, [job for _, job in chosen], victims, levels)
@@ -91,42 +120,67 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         now=now,
         policy=ranker.name,
         candidates=tuple(
-            _candidate(state, job, score, value, avoided(state, job, now), chooser.level(job))
+            _candidate(state, job, score, value, chooser.avoid(job), chooser.level(job))
             for (score, job), value in zip(chosen, values, strict=True)
         ),
         classes=chooser.classes + full_classes(state, victims) if chosen else (),
         victims=tuple(replace(victim, cost=cost) for victim, cost in zip(victims, costs, strict=True)),
         mix=_mix(state) if chosen else (),
-        in_order=state.config.backfill == "none",
+        in_order=chooser.in_order,
     )
-    return Window(problem, tuple(ranking))
+    return Window(problem, chooser, order)
+
+
+def _look_at_lines(state: ClusterState, chooser: _Chooser) -> None:
+    """In rank order, but for jobs of a line of which no more can be candidates."""
+    queue = state.queue
+    heads: list[tuple[Key, Iterator[tuple[Key, Job]], LineKey | None]] = []
+    for job in queue.apart.values():
+        key = queue.keys[job.spec.job_id]
+        heads.append((key, iter(((key, job),)), None))
+    for line_name, line in queue.lines.items():
+        if chooser.may_open(line_name, line):
+            heads.append((line.jobs.keys()[0], iter(line.jobs.items()), line_name))
+    heapify(heads)
+    while heads and not chooser.full:
+        _, rest, name = heads[0]
+        key, job = next(rest)
+        following = next(rest, None) if chooser.look(key, job, name) else None
+        if following is None:
+            heappop(heads)
+        else:
+            heapreplace(heads, (following[0], chain((following,), rest), name))
+
+
+def _look_at_each(listed: Iterable[tuple[Key, Job, LineKey | None]], chooser: _Chooser) -> None:
+    for key, job, name in listed:
+        if (name is None or name not in chooser.closed) and not chooser.full:
+            chooser.look(key, job, name)
+
+
+def _still_waiting(state: ClusterState, listed: list[tuple[Key, Job, LineKey | None]]) -> Order:
+    return ((key, job, name) for key, job, name in listed if job.spec.job_id in state.index.queued)
 
 
 def _order(
-    state: ClusterState, ranker: Ranker, now: float
-) -> tuple[list[tuple[float, Job]], dict[str, int], tuple[Victim, ...]]:
+    state: ClusterState, ranker: Ranker, now: float, runs: Sequence[Run]
+) -> tuple[list[tuple[Key, Job]], dict[str, int], tuple[Victim, ...]]:
     """The queue in order; levels by job id and the victims in ascending order of level, both empty without victims."""
-    runs = possible_victims(state, now)
     if not runs:
         return rank(state, ranker, now), {}, ()
     queued = state.queued_jobs()
     running = [state.jobs[run.job_id] for run in runs]
     if state.config.preempt == "score":
         ranked = rank(state, ranker, now, running)
-        places = {key: level for level, key in enumerate(sorted({_rank_key(state, item) for item in ranked}))}
-        levels = {item[1].spec.job_id: places[_rank_key(state, item)] for item in ranked}
+        # Those with equal keys but for their arrival are equal and do not take each other's place.
+        places = {key: level for level, key in enumerate(sorted({key[:2] for key, _ in ranked}, reverse=True))}
+        levels = {job.spec.job_id: places[key[:2]] for key, job in ranked}
         apart = {job.spec.job_id for job in running}
         order = [item for item in ranked if item[1].spec.job_id not in apart]
     else:
         order = rank(state, ranker, now)
         levels = {job.spec.job_id: priority(state, job) for job in [*queued, *running]}
     return order, levels, choose_victims(state, runs, queued, levels, now)
-
-
-def _rank_key(state: ClusterState, item: tuple[float, Job]) -> tuple[int, float]:
-    """Higher is better; those with equal keys are equal and do not take each other's place."""
-    score, job = item
-    return priority(state, job), score
 
 
 class _Chooser:
@@ -138,8 +192,8 @@ class _Chooser:
         self._levels = levels
         self._victims = victims
         """In ascending order of level."""
-        self.classes = state.inventory.classes_without(state.reserved)
-        self._chances = Chances(self.classes)
+        self._chances = state.chances()
+        self.classes = self._chances.classes
         self._chances_without: dict[tuple[str, ...], Chances] = {}
         self._chances_after: dict[tuple[int, tuple[str, ...]], Chances] = {}
         """By the number of victims that have gone and the nodes to avoid."""
@@ -148,32 +202,136 @@ class _Chooser:
         self._planned: dict[str, int] = {}
         self._blocks = False
         """Whether the job looked at last is held up by room alone."""
-        self._first_blocked = ""
+        self._delays = False
+        """Whether it would start on nodes that are kept free for others."""
+        self._first_blocked: tuple[Key, str] | None = None
+        """Nobody after this job is a candidate: in strict order, and where what may start after it depends on what
+        does before it."""
+        self._strict = state.config.backfill == "none"
+        self._to_protect = _PROTECTED.get(state.config.backfill, 0)
+        """Jobs without room that others may not delay, beyond those that are protected by now."""
+        self._kept: dict[str, tuple[float, str]] = {}
+        """Node -> when a job without room starts there at the latest, and which."""
+        self._hopeless: set[Request] = set()
+        """What no time is known for."""
+        self._seats: dict[LineKey, int] = {}
+        """How many more of a line there is room for."""
+        self.closed: dict[LineKey, str] = {}
+        """Lines of which no more can be candidates, and why; empty where there is no room for one of them alone."""
+        self._reasons: dict[str, str] = {}
+        """Of jobs looked at by themselves."""
+        self._taken: set[str] = set()
+        self.short_of_quota = False
         self.chosen: list[tuple[float, Job]] = []
 
-    def why_not(self, job: Job) -> str:
-        """Empty when the job can be a candidate."""
-        if self._first_blocked:
-            return f"behind: job {self._first_blocked} is before it and has no room now"
-        reason = self._why_not_by_itself(job)
-        if not reason or self._state.config.backfill == "skip":
-            return reason
-        if self._blocks:
-            self._first_blocked = job.spec.job_id
-        return reason
+    @property
+    def full(self) -> bool:
+        """No further job can be a candidate."""
+        return len(self.chosen) == self._state.config.window_jobs or self._first_blocked is not None
 
-    def _why_not_by_itself(self, job: Job) -> str:
+    def may_open(self, name: LineKey, line: Line) -> bool:
+        """Whether any job of the line may be a candidate; otherwise it need not be looked at, but where the first that
+        may not holds up others."""
+        if self._strict or self._to_protect:
+            return True
+        if self._chances.fits(line.kind, line.spec):
+            return True
+        self.closed[name] = ""
+        return False
+
+    def look(self, key: Key, job: Job, name: LineKey | None) -> bool:
+        """Take the job if it can be a candidate; False when none that comes after it in its line need be looked at."""
+        reason = self._why_not(job)
+        if not reason and name is not None and self._seats.get(name) == 0:
+            reason = _NO_SEATS
+        if not reason:
+            self._choose(-key.score, job)
+            return name is None or self._one_seat_less(name, job.spec)
+        if self._blocks and (self._strict or (self._to_protect and self.chosen)):
+            self._first_blocked = key, job.spec.job_id
+            self._reasons[job.spec.job_id] = reason
+            return False
+        if self._blocks and self._to_protect:
+            reason = self._protect(job, reason)
+            self._reasons[job.spec.job_id] = reason
+            return True
+        if name is None or self._delays:
+            self._reasons[job.spec.job_id] = reason
+            return True
+        self.closed[name] = reason
+        return False
+
+    def _one_seat_less(self, name: LineKey, spec: JobSpec) -> bool:
+        left = self._seats.get(name)
+        self._seats[name] = left = (self._chances.seats(spec) if left is None else left) - 1
+        if left or self._strict or self._to_protect:
+            return True
+        self.closed[name] = _NO_SEATS
+        return False
+
+    def _protect(self, job: Job, reason: str) -> str:
+        """Keep the nodes free where the job can start first; nothing is stored, each window chooses anew."""
+        if job.reservation:
+            self._to_protect -= 1
+            return reason
+        kind = request_kind(job.spec)
+        shadow = None if kind in self._hopeless else shadow_of(self._state, job, self._kept, self._now)
+        if shadow is None:
+            self._hopeless.add(kind)  # ever fewer nodes are left
+            self._to_protect -= self._state.config.backfill == "easy"
+            return f"{reason}; no time is known at which it could start"
+        self._to_protect -= 1
+        self._kept.update(dict.fromkeys(shadow.nodes, (shadow.time, job.spec.job_id)))
+        in_s = max(0.0, shadow.time - self._now)
+        return f"{reason}; starts in {in_s:.0f} s on {some(shadow.nodes)} if runs end as said"
+
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether it takes every job that could start alone."""
+        return self._state.config.backfill == "skip" and not self.full and not self.short_of_quota
+
+    @property
+    def in_order(self) -> bool:
+        """Whether no candidate may start before another that ranks before it."""
+        return self._strict or self._to_protect > 0
+
+    def avoid(self, job: Job) -> tuple[str, ...]:
+        """Nodes that refused it lately, and those that it would hold when others are to start there."""
+        avoid = avoided(self._state, job, self._now)
+        if not self._kept:
+            return avoid
+        estimate_s = job.spec.estimate_s
+        end = math.inf if estimate_s is None else self._now + estimate_s
+        return tuple(sorted({*avoid, *(node_id for node_id, (time, _) in self._kept.items() if end > time)}))
+
+    def told(self, key: Key, job: Job, name: LineKey | None) -> str:
+        """Why a job that waited then is no candidate; empty for candidates."""
+        job_id = job.spec.job_id
+        if job_id in self._taken:
+            return ""
+        if job_id in self._reasons:
+            return self._reasons[job_id]
+        if self._first_blocked is not None and key > self._first_blocked[0]:
+            return f"behind: job {self._first_blocked[1]} is before it and has no room now"
+        if job.not_before > self._now:
+            return f"backoff: {job.reason or 'refused'}"
+        reason = None if name is None else self.closed.get(name)
+        if reason == "":
+            return self._chances.why_not(job.spec)
+        return reason or f"outranked: {len(self.chosen)} jobs are ahead in this window"
+
+    def _why_not(self, job: Job) -> str:
+        """Empty when the job can be a candidate."""
         state, spec = self._state, job.spec
-        self._blocks = False
+        self._blocks = self._delays = False
         if job.awaits:
             return job.reason
         if job.not_before > self._now:
             return f"backoff: {job.reason or 'refused'}"
-        if len(self.chosen) == state.config.window_jobs:
-            return f"outranked: {len(self.chosen)} jobs are ahead in this window"
         # Candidates of one tenant could all be placed: together they must stay within its quota.
         left = state.quota_left(spec.tenant, job) - self._planned.get(spec.tenant, 0)
         if left < state.inventory.most_milli(spec):
+            self.short_of_quota = True
             return f"quota: tenant {spec.tenant} may hold {max(0.0, left) / WHOLE_GPU:g} more GPUs"
         self._blocks = True
         reason = self._chances.why_not(spec) or self._why_not_elsewhere(job)
@@ -187,13 +345,21 @@ class _Chooser:
 
     def _why_not_elsewhere(self, job: Job) -> str:
         """A job that could start only where it is not to be placed must not take a place in the window."""
-        avoid = avoided(self._state, job, self._now)
-        if avoid and avoid not in self._chances_without:
+        avoid = self.avoid(job)
+        if not avoid or not self._without(avoid).why_not(job.spec):
+            return ""
+        refused_by = avoided(self._state, job, self._now)
+        self._delays = len(avoid) > len(refused_by)
+        if not self._delays:
+            return f"refused lately by {some(avoid)}: no other node has room now"
+        before = sorted({job_id for _, job_id in self._kept.values()})
+        return f"behind: it would delay {some(before)}, for which nodes are kept free"
+
+    def _without(self, avoid: tuple[str, ...]) -> Chances:
+        if avoid not in self._chances_without:
             classes = self._state.inventory.classes_without({*self._state.reserved, *avoid})
             self._chances_without[avoid] = Chances(classes)
-        if not avoid or not self._chances_without[avoid].why_not(job.spec):
-            return ""
-        return f"refused lately by {', '.join(avoid[:5])}: no other node has room now"
+        return self._chances_without[avoid]
 
     def _could_take_room(self, job: Job) -> bool:
         """Whether it could start if all victims that it may take the place of had gone."""
@@ -225,8 +391,9 @@ class _Chooser:
         """Those that some candidate may take the place of."""
         return self._victims[: max((self._below(job) for _, job in self.chosen), default=0)]
 
-    def choose(self, score: float, job: Job) -> None:
+    def _choose(self, score: float, job: Job) -> None:
         self.chosen.append((score, job))
+        self._taken.add(job.spec.job_id)
         tenant = job.spec.tenant
         self._planned[tenant] = self._planned.get(tenant, 0) + self._state.inventory.most_milli(job.spec)
 
@@ -263,9 +430,11 @@ def _values(
         max(1, state.inventory.most_milli(job.spec)) / WHOLE_GPU * (2.0 - place / count)
         for place, job in enumerate(chosen)
     ]
+    classes = [priority(state, job) for job in chosen]
+    if not victims and len(set(classes)) <= 1:
+        return values, []
     better = [sum(levels[job.spec.job_id] > victim.level for job in chosen) for victim in victims]
     costs = [victim.cost * (2.0 - above / count) for victim, above in zip(victims, better, strict=True)]
-    classes = [priority(state, job) for job in chosen]
     classes_of_victims = [priority(state, state.jobs[victim.job_id]) for victim in victims]
     below = 0.0
     for number in sorted({*classes, *classes_of_victims}):

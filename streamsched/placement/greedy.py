@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from streamsched.core.problem import Assignment, Candidate, Problem
 
 from .making_room import make_room
+from .plain import fill_plain, is_plain
 from .request import is_sane, is_share
 from .stock import Stock, Workers
 
@@ -22,6 +23,8 @@ def greedy(problem: Problem) -> tuple[Assignment, ...]:
 
     Each is feasible after those before it, devices taken as the core takes them.
     """
+    if is_plain(problem):
+        return fill_plain(problem, filter(is_sane, problem.candidates))
     return fill(Stock(problem), problem.candidates, in_order=problem.in_order)
 
 

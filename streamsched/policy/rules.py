@@ -20,6 +20,7 @@ class FirstComeFirstServed:
     """Order of arrival in the pool. With the window's candidates this is FCFS with backfill and no reservation."""
 
     name = "fcfs"
+    static = True
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
         return [-float(job.seq) for job in jobs]
@@ -29,6 +30,7 @@ class Smallest:
     """Fewest GPUs first ("feasible-smallest", as the window leaves out what does not fit now)."""
 
     name = "smallest"
+    static = True
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
         return [-float(job.spec.total_gpu_milli) for job in jobs]
@@ -43,6 +45,7 @@ class ByFormula:
 
     def __init__(self, name: str, formula: formulas.Formula, origin_s: float = 0.0) -> None:
         self.name, self._formula, self._origin_s = name, formula, origin_s
+        self.static = name in formulas.STATIC
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
         columns = np.array(

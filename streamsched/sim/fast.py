@@ -42,8 +42,10 @@ class Backfill(IntEnum):
     SKIP = 1
     """The job is skipped, and so is every other one that does not fit; nothing is reserved."""
     EASY = 2
-    """It gets a reservation by estimated ends; others start if it is not delayed (Lifka, JSSPP 1995; Mu'alem and
-    Feitelson, IEEE TPDS 12(6), 2001)."""
+    """The nodes where it fits first, by estimated ends, are kept for it; others start elsewhere, or if they end in time
+    (Lifka, JSSPP 1995; Mu'alem and Feitelson, IEEE TPDS 12(6), 2001)."""
+    CONSERVATIVE = 3
+    """So for every job in order that does not fit, as far as there are nodes that are kept for nobody."""
 
 
 class Rule(IntEnum):
@@ -223,8 +225,8 @@ def simulate(
     """
     kernel = _kernel()
     _refuse_what_cannot_run(jobs, node_gpus)
-    if backfill is Backfill.EASY:
-        _estimates("EASY backfilling", jobs)
+    if backfill >= Backfill.EASY:
+        _estimates(f"{backfill.name} backfilling", jobs)
     nothing = np.zeros(len(jobs))
     if isinstance(rule, Rule) and rule.by_time:
         number = kernel.BY_WFP3 if rule is Rule.WFP3 else kernel.BY_UNICEP

@@ -35,6 +35,7 @@ Floats = npt.NDArray[np.float64]
 BACKFILL_NONE: Final = 0
 BACKFILL_SKIP: Final = 1
 BACKFILL_EASY: Final = 2
+BACKFILL_CONSERVATIVE: Final = 3
 
 BY_RANK: Final = 0
 BY_WFP3: Final = 1
@@ -414,6 +415,10 @@ class World(NamedTuple):
     nodes: Nodes
     later: Nodes
     """Scratch: the nodes at the shadow time."""
+    open: Nodes
+    """Scratch: the nodes without those that are kept for jobs that start before a given time."""
+    kept: Floats
+    """[node] when a job without room starts there, infinite where none does (EASY and conservative)."""
     running: Running
     lanes: Lanes
     order: Ints
@@ -431,9 +436,23 @@ class World(NamedTuple):
 @_inlined
 def _start(world: World, job: int, now: float, backfill: int) -> None:
     _take(world.nodes, world.gpus[job], world.placed, world.placed_at[job])
+    _run_on(world, job, now, backfill)
+
+
+@_inlined
+def _start_open(world: World, job: int, now: float, backfill: int) -> None:
+    """As `_start`, on the open nodes."""
+    _take(world.open, world.gpus[job], world.placed, world.placed_at[job])
+    _shift(world.nodes, world.gpus[job], world.placed, world.placed_at[job], -1)
+    _run_on(world, job, now, backfill)
+
+
+@_inlined
+def _run_on(world: World, job: int, now: float, backfill: int) -> None:
+    """The job has its nodes."""
     world.start[job] = now
     _push_end(world.running, now + world.duration[job], job)
-    if backfill == BACKFILL_EASY:
+    if backfill >= BACKFILL_EASY:
         _insert_due(world.running, now + world.estimate[job], job)
     world.queued[0] -= 1
 
@@ -441,7 +460,7 @@ def _start(world: World, job: int, now: float, backfill: int) -> None:
 @_inlined
 def _complete(world: World, backfill: int) -> int:
     job = _pop_end(world.running)
-    if backfill == BACKFILL_EASY:
+    if backfill >= BACKFILL_EASY:
         _remove_due(world.running, world.start[job] + world.estimate[job], job)
     _shift(world.nodes, world.gpus[job], world.placed, world.placed_at[job], 1)
     return job
@@ -457,21 +476,21 @@ def _first_rank(lanes: Lanes, end: int) -> int:
 
 
 @_inlined
-def _pass_by_rank(world: World, now: float, backfill: int) -> None:
+def _pass_by_rank(world: World, now: float, backfill: int) -> bool:
+    """Whether another pass at this moment may start more."""
     lanes = world.lanes
     fitting = _lanes_that_fit(lanes, world.nodes)
     while fitting > 0:
         rank = _first_rank(lanes, fitting if backfill == BACKFILL_SKIP else lanes.size.shape[0])
         if rank == _NO_RANK:
-            return
+            return False
         job = world.order[rank]
         if lanes.of[job] >= fitting:  # never with skipping
-            if backfill == BACKFILL_EASY:
-                _backfill_by_rank(world, job, now)
-            return
+            return backfill == BACKFILL_EASY and _backfill_by_rank(world, job, now)
         _start(world, job, now, backfill)
         _dequeue(lanes, job)
         fitting = _lanes_that_fit(lanes, world.nodes)
+    return False
 
 
 @_compiled
@@ -492,42 +511,59 @@ def _shadow(world: World, blocked: int, now: float) -> float:
 
 
 @_compiled
-def _leaves_room(world: World, gpus: int, blocked: int, scratch: Ints) -> bool:
-    """Whether the blocked job still fits at the shadow time if a job of `gpus`, placed now, runs on by then."""
-    _take(world.nodes, gpus, scratch, 0)
-    _shift(world.nodes, gpus, scratch, 0, 1)
-    _shift(world.later, gpus, scratch, 0, -1)
-    fits = _fits(world.later, world.gpus[blocked])
-    _shift(world.later, gpus, scratch, 0, 1)
-    return fits
+def _keep(world: World, blocked: int, shadow: float) -> None:
+    """Give the blocked job its nodes at the shadow time, of which `world.later` is."""
+    whole = world.nodes.having.shape[0] - 1
+    gpus = world.gpus[blocked]
+    taken = np.empty((gpus + whole - 1) // whole, np.int64)
+    _take(world.later, gpus, taken, 0)
+    for node in taken:
+        world.kept[node] = shadow
 
 
 @_compiled
-def _keep_at_shadow(world: World, job: int, now: float, shadow: float) -> None:
-    """A job that was just backfilled is taken to occupy its nodes at the shadow time if it runs beyond."""
+def _open(world: World, end: float) -> None:
+    """`world.open` becomes the nodes that a job may use that runs until `end`."""
+    opened = world.open
+    opened.having[:] = 0
+    for node in range(opened.free.shape[0]):
+        opened.free[node] = world.nodes.free[node] if world.kept[node] >= end else 0
+        opened.having[opened.free[node]] += 1
+
+
+@_compiled
+def _start_behind(world: World, job: int, now: float, shadow: float) -> None:
+    """Start a job that fits behind the one that nodes are kept for: on all nodes when it ends in time."""
     if now + world.estimate[job] > shadow:
-        _shift(world.later, world.gpus[job], world.placed, world.placed_at[job], -1)
+        _start_open(world, job, now, BACKFILL_EASY)
+    else:
+        _start(world, job, now, BACKFILL_EASY)
+        _open(world, _ANY)
 
 
 @_compiled
-def _backfill_by_rank(world: World, blocked: int, now: float) -> None:
+def _backfill_by_rank(world: World, blocked: int, now: float) -> bool:
+    """Whether some job started."""
     lanes = world.lanes
     shadow = _shadow(world, blocked, now)
-    scratch = np.empty(world.nodes.free.shape[0], np.int64)
-    rank = lanes.rank[blocked]
+    world.kept[:] = np.inf
+    _keep(world, blocked, shadow)
+    _open(world, _ANY)
+    rank, some = lanes.rank[blocked], False
     while rank != _NO_RANK:
         behind, rank = rank, _NO_RANK
         for lane in range(_lanes_that_fit(lanes, world.nodes)):
             if lanes.waiting[lane] > 0:
-                latest = _ANY if _leaves_room(world, lanes.size[lane], blocked, scratch) else shadow
+                latest = _ANY if _fits(world.open, lanes.size[lane]) else shadow
                 job = _find(lanes, lane, _place_behind(lanes, lane, behind), now, latest)
                 if job >= 0:
                     rank = min(rank, lanes.rank[job])
         if rank != _NO_RANK:
             started = world.order[rank]
-            _start(world, started, now, BACKFILL_EASY)
+            _start_behind(world, started, now, shadow)
             _dequeue(lanes, started)
-            _keep_at_shadow(world, started, now, shadow)
+            some = True
+    return some
 
 
 # ── rules that change with time ──────────────────────────────────────────────────────────────────────────────────────
@@ -556,41 +592,51 @@ def _best(world: World, rule: int, now: float, lanes_end: int) -> int:
 
 
 @_compiled
-def _start_from_queue(world: World, place: int, now: float, backfill: int) -> None:
-    job = world.queue[place]
-    world.lanes.waiting[world.lanes.of[job]] -= 1
-    _start(world, job, now, backfill)
-    for behind in range(place, world.queued[0]):
+def _unqueue(world: World, place: int) -> None:
+    """Called before the job is started: `queued` counts it."""
+    world.lanes.waiting[world.lanes.of[world.queue[place]]] -= 1
+    for behind in range(place, world.queued[0] - 1):
         world.queue[behind] = world.queue[behind + 1]
 
 
 @_compiled
-def _pass_by_time(world: World, rule: int, now: float, backfill: int) -> None:
+def _start_from_queue(world: World, place: int, now: float, backfill: int) -> None:
+    job = world.queue[place]
+    _unqueue(world, place)
+    _start(world, job, now, backfill)
+
+
+@_compiled
+def _pass_by_time(world: World, rule: int, now: float, backfill: int) -> bool:
+    """Whether another pass at this moment may start more."""
     lanes = world.lanes
     fitting = _lanes_that_fit(lanes, world.nodes)
     while fitting > 0 and world.queued[0] > 0:
         place = _best(world, rule, now, fitting if backfill == BACKFILL_SKIP else lanes.size.shape[0])
         if place < 0:
-            return
+            return False
         if lanes.of[world.queue[place]] >= fitting:
-            if backfill == BACKFILL_EASY:
-                _backfill_by_time(world, rule, place, now)
-            return
+            return backfill == BACKFILL_EASY and _backfill_by_time(world, rule, place, now)
         _start_from_queue(world, place, now, backfill)
         fitting = _lanes_that_fit(lanes, world.nodes)
+    return False
 
 
 @_compiled
-def _backfill_by_time(world: World, rule: int, place: int, now: float) -> None:
+def _backfill_by_time(world: World, rule: int, place: int, now: float) -> bool:
+    """Whether some job started."""
     lanes, blocked = world.lanes, world.queue[place]
     shadow = _shadow(world, blocked, now)
-    scratch = np.empty(world.nodes.free.shape[0], np.int64)
+    world.kept[:] = np.inf
+    _keep(world, blocked, shadow)
+    _open(world, _ANY)
     latest = np.empty(lanes.size.shape[0])
     behind, behind_score = blocked, _score(world, rule, blocked, now)
+    some = False
     while place >= 0:
         fitting = _lanes_that_fit(lanes, world.nodes)
         for lane in range(fitting):
-            latest[lane] = _ANY if _leaves_room(world, lanes.size[lane], blocked, scratch) else shadow
+            latest[lane] = _ANY if _fits(world.open, lanes.size[lane]) else shadow
         place, highest = -1, -np.inf
         for i in range(world.queued[0] if fitting > 0 else 0):
             job = world.queue[i]
@@ -602,16 +648,86 @@ def _backfill_by_time(world: World, rule: int, place: int, now: float) -> None:
                     place, highest = i, score
         if place >= 0:
             behind, behind_score = world.queue[place], highest
-            _start_from_queue(world, place, now, BACKFILL_EASY)
-            _keep_at_shadow(world, behind, now, shadow)
+            _unqueue(world, place)
+            _start_behind(world, behind, now, shadow)
+            some = True
+    return some
+
+
+# ── conservative backfilling ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_compiled
+def _shadow_unkept(world: World, blocked: int, now: float) -> float:
+    """As `_shadow`, on nodes that are kept for nobody; -1 where the job would never fit there."""
+    running, later, gpus = world.running, world.later, world.gpus[blocked]
+    whole = later.having.shape[0] - 1
+    later.having[:] = 0
+    for node in range(later.free.shape[0]):
+        later.free[node] = world.nodes.free[node] if world.kept[node] == np.inf else 0
+        later.having[later.free[node]] += 1
+    shadow = now
+    for place in range(running.length[0]):
+        due = max(running.due[place], now + OVERDUE_S)
+        if due > shadow:
+            if shadow > now and _fits(later, gpus):
+                return shadow
+            shadow = due
+        job = running.due_job[place]
+        left, at = world.gpus[job], world.placed_at[job]
+        while left > 0:
+            if world.kept[world.placed[at]] == np.inf:
+                _change(later, world.placed[at], min(left, whole))
+            left -= whole
+            at += 1
+    return shadow if _fits(later, gpus) and running.length[0] > 0 else -1.0
+
+
+@_compiled
+def _pass_conservative(world: World, rule: int, now: float) -> None:
+    """In order: who fits beside the nodes that are kept starts, who does not has nodes kept for it. After starts the
+    nodes that are kept are chosen anew."""
+    count = world.queued[0]
+    keys = np.empty(count)
+    for i in range(count):
+        job = world.queue[i]
+        keys[i] = float(world.lanes.rank[job]) if rule == BY_RANK else -_score(world, rule, job, now)
+    ordered = world.queue[:count][np.argsort(keys, kind="mergesort")]
+    again = _free(world.nodes) > 0
+    while again:
+        again = False
+        world.kept[:] = np.inf
+        hopeless = _NO_RANK
+        for i in range(count):
+            job = ordered[i]
+            if job < 0:
+                continue
+            _open(world, now + world.estimate[job])
+            if _fits(world.open, world.gpus[job]):
+                _start_open(world, job, now, BACKFILL_CONSERVATIVE)
+                ordered[i] = -1
+                again = True
+            elif again:
+                break
+            elif world.gpus[job] < hopeless:
+                shadow = _shadow_unkept(world, job, now)
+                if shadow >= 0.0:
+                    _keep(world, job, shadow)
+                else:
+                    hopeless = world.gpus[job]
+    left = 0
+    for i in range(count):
+        if np.isnan(world.start[world.queue[i]]):
+            world.queue[left] = world.queue[i]
+            left += 1
 
 
 # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @_inlined
-def _arrive(world: World, rule: int, job: int) -> None:
-    if rule == BY_RANK:
+def _arrive(world: World, rule: int, backfill: int, job: int) -> None:
+    if rule == BY_RANK and backfill != BACKFILL_CONSERVATIVE:
         _enqueue(world.lanes, job, world.estimate[job])
     else:
         world.lanes.waiting[world.lanes.of[job]] += 1
@@ -646,12 +762,14 @@ def run(
         divisor,
         _nodes(node_gpus),
         _nodes(node_gpus),
+        _nodes(node_gpus),
+        np.full(node_gpus.shape[0], np.inf),
         _running(min(total, capacity) + 1),
         _lanes(gpus, order),
         order,
         np.empty(total + 1, np.int64),
         np.zeros(1, np.int64),
-        np.empty(total),
+        np.full(total, np.nan),
         placed_at,
         np.empty(placed_at[total], np.int64),
     )
@@ -669,13 +787,18 @@ def run(
             job = _complete(world, backfill)
             finish[job] = now
         while arrived < total and submit[arrived] <= now:
-            _arrive(world, rule, arrived)
+            _arrive(world, rule, backfill, arrived)
             arrived += 1
         if world.queued[0] > 0:
-            if rule == BY_RANK:
-                _pass_by_rank(world, now, backfill)
-            else:
-                _pass_by_time(world, rule, now, backfill)
+            more = True
+            while more:
+                if backfill == BACKFILL_CONSERVATIVE:
+                    _pass_conservative(world, rule, now)
+                    more = False
+                elif rule == BY_RANK:
+                    more = _pass_by_rank(world, now, backfill)
+                else:
+                    more = _pass_by_time(world, rule, now, backfill)
             sums[2] += 1
             sums[3] = max(sums[3], world.queued[0])
         busy = capacity - _free(world.nodes)

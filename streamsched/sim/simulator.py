@@ -174,8 +174,14 @@ class _Simulation:
                 self.windows += 1
                 done = self._tell(ev.WindowSolved(solution=self._solve(ask.problem)))
                 changed = changed or any(isinstance(i, Place | Preempt) for i in done)
-            if not changed:
+            if not changed or self._nobody_else_fits():
                 return
+
+    def _nobody_else_fits(self) -> bool:
+        """Greedy placement starts all that fit: a window that had asked for all need not be asked again."""
+        window = self.state.window
+        alone = self.options.placement == "greedy" and self.config.preempt == "off"
+        return alone and window is not None and window.complete
 
     def _solve(self, problem: Problem) -> Solution:
         if self.options.placement == "milp":
@@ -188,7 +194,7 @@ class _Simulation:
 
     def _tell(self, event: ev.CoreEvent) -> list[Instruction]:
         out = self.state.handle(event, self.now)
-        self.state.take_changes()
+        self.state.forget_changes()
         for instruction in out:
             match instruction:
                 case Place():

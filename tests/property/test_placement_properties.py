@@ -14,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_references import mix_of
 
-from streamsched.core.problem import Candidate, NodeClass, Problem, SolveStatus
+from streamsched.core.problem import Candidate, NodeClass, Problem, Solution, SolveStatus
 from streamsched.placement import SolveLimits, check, greedy, solve
+from streamsched.placement.greedy import fill
+from streamsched.placement.plain import fill_plain, is_plain
+from streamsched.placement.stock import Stock
 
 EXACT = SolveLimits(time_s=None, gap=0.0)
 TYPES = ("A100", "A100-80GB", "A10")
@@ -190,3 +193,42 @@ def test_equal_problems_have_equal_solutions_in_another_process() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
     assert done.stdout.splitlines() == here
+
+
+@st.composite
+def plain_problems(draw: st.DrawFn) -> Problem:
+    """Whole devices of one type and nothing else."""
+    classes, node = [], 0
+    for _ in range(draw(st.integers(0, 4))):
+        ids = tuple(f"n{node + i}" for i in range(draw(st.integers(1, 3))))
+        node += len(ids)
+        classes.append(NodeClass(gpu_type="A10", free_gpus=draw(st.integers(0, 8)), node_ids=ids))
+    candidates = []
+    for j in range(draw(st.integers(0, 8))):
+        gpus = draw(st.integers(1, 8))
+        chunks = [(gpus, draw(st.integers(1, 3)))]
+        if gpus > 1 and draw(st.booleans()):
+            chunks.append((draw(st.integers(1, gpus - 1)), 1))
+        candidates.append(
+            Candidate(job_id=f"j{j}", attempt=j, chunks=tuple(chunks), value=1.0, one_type=draw(st.booleans()))
+        )
+    made = problem(candidates, classes)
+    return msgspec.structs.replace(made, in_order=draw(st.booleans()))
+
+
+@given(asked=plain_problems())
+@settings(max_examples=500)
+def test_the_short_way_for_plain_problems_gives_what_the_stock_gives(asked: Problem) -> None:
+    assert is_plain(asked)
+    found = fill_plain(asked, asked.candidates)
+    assert found == fill(Stock(asked), asked.candidates, in_order=asked.in_order)
+    assert found == greedy(asked)
+    status = SolveStatus.GREEDY if found else SolveStatus.EMPTY
+    assert check(asked, Solution(window=asked.window, status=status, policy="t", assignments=found)) == []
+
+
+@given(asked=problems())
+def test_what_asks_for_more_is_not_plain(asked: Problem) -> None:
+    wants = any(c.gpu_types or c.cpu_milli or c.memory_mib or c.topology for c in asked.candidates)
+    if wants or len({c.gpu_type for c in asked.classes}) > 1:
+        assert not is_plain(asked)

@@ -14,7 +14,7 @@ from streamsched.sim import fast
 from streamsched.sim.simulator import SimOptions, SimResult, simulate
 from streamsched.sim.workload import job, nodes_of
 
-CORE_BACKFILLS = (fast.Backfill.NONE, fast.Backfill.SKIP)
+CORE_BACKFILLS = tuple(fast.Backfill)
 Case = tuple[fast.Workload, list[int]]
 
 

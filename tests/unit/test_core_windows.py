@@ -8,6 +8,7 @@ from core_builder import Pool, placed, reloaded, stops
 from streamsched.core import cluster
 from streamsched.core import events as ev
 from streamsched.core.instructions import SolveWindow
+from streamsched.core.model import TopologyLevel, TopologyWish
 from streamsched.core.problem import Ask
 from streamsched.core.tenants import TenantPolicy
 from streamsched.policy.rules import Smallest
@@ -112,17 +113,17 @@ def test_ties_go_by_arrival_also_after_a_hold_a_requeue_and_a_crash(make_pool):
     pool.node("n0", 2)
     for job_id in "zyxw":
         pool.arrive(job_id)
-    assert order(pool) == list("zyxw")
+    assert ranked(pool) == list("zyxw")
     pool.command(ev.HoldRequested, "z")
     pool.command(ev.ReleaseRequested, "z")
-    assert order(pool) == list("zyxw")
+    assert ranked(pool) == list("zyxw")
     assert set(placed(pool.solve())) == {"z", "y"}
     pool.report(ev.RunRejected, "y")
     pool.report(ev.RunRejected, "z")
-    assert order(pool) == list("zyxw")
+    assert ranked(pool) == list("zyxw")
     assert [job.spec.job_id for job in pool.state.queued_jobs()] == list("zyxw")
     pool.crash()
-    assert order(pool) == list("zyxw")
+    assert ranked(pool) == list("zyxw")
 
 
 def test_a_rule_is_given_the_jobs_in_order_of_arrival(make_pool):
@@ -163,11 +164,57 @@ def test_what_cannot_start_now_does_not_take_a_place_in_the_window(make_pool):
     assert pool.why("third") == "outranked: 2 jobs are ahead in this window"
 
 
+def test_of_jobs_that_ask_for_the_same_no_more_are_candidates_than_there_is_room_for(make_pool):
+    pool = make_pool(window_jobs=5)
+    pool.node("n0", 8)
+    pool.node("n1", 7)
+    for i in range(5):
+        pool.arrive(f"four{i}", 4)
+    pool.arrive("one")
+    assert order(pool) == ["four0", "four1", "four2", "one"]
+    assert pool.why("four3") == "outranked: those before it that ask for the same take all the room there is"
+    assert pool.why("one") == ""
+
+
+def test_jobs_of_a_line_that_differ_in_what_a_solver_sees_are_told_apart(make_pool):
+    pool = make_pool()
+    pool.node("n0", 2, rack="r0")
+    pool.arrive("plain", 2)
+    pool.arrive("wishing", 2, topology=TopologyWish(level=TopologyLevel.RACK))
+    pool.arrive("fast", 2, speeds={"V100": 2.0})
+    pool.arrive("family", 2, labels={"family": "bert"})
+    pool.arrive("other-plain", 2, labels={"team": "x"}, tenant="other")
+    assert order(pool) == ["plain", "wishing", "fast", "family"]
+
+
+def test_a_static_rule_is_asked_once_for_each_job(make_pool):
+    class Recording(Flat):
+        static = True
+
+        def scores(self, jobs, state, now):
+            seen.append([job.spec.job_id for job in jobs])
+            return super().scores(jobs, state, now)
+
+    seen: list[list[str]] = []
+    pool = make_pool(ranker=Recording())
+    pool.node("n0", 1)
+    pool.arrive("a")
+    pool.arrive("b")
+    pool.running("a")
+    pool.window()
+    pool.arrive("c")
+    assert ranked(pool) == ["b", "c"]
+    assert seen == [["a", "b"], ["c"]]
+    pool.command(ev.ReprioritiseRequested, "c", priority_class="high")
+    assert ranked(pool) == ["c", "b"]
+
+
 def test_earlier_places_are_worth_more_per_gpu_but_at_most_twice(make_pool):
     pool = make_pool()
     pool.node("n0")
+    pool.node("n1")
     for i in range(10):
-        pool.arrive(f"j{i}", 1 + i % 3)
+        pool.arrive(f"j{i}", 1 + i % 2)
     worth = [c.value / c.total_gpus for c in problem(pool).candidates]
     assert worth == sorted(worth, reverse=True)
     assert len(set(worth)) == 10

@@ -60,16 +60,28 @@ def test_easy_lets_a_long_job_run_where_the_blocked_one_will_not_be() -> None:
     assert starts(jobs, [8, 8], mode=Backfill.EASY) == [0, 0, 10, 2]
 
 
-def test_easy_counts_what_it_has_just_backfilled_against_the_next() -> None:
-    """At the shadow time 2 of 8 GPUs are to spare: one of the two long jobs of 2 may start, not both."""
-    jobs = workload((0, 10, 4, 10), (1, 5, 6, 5), (1, 90, 2, 90), (1, 90, 2, 90))
-    assert starts(jobs, [8], mode=Backfill.EASY) == [0, 10, 1, 15]
+def test_the_whole_node_is_kept_for_the_blocked_job() -> None:
+    """At the shadow time 2 of 8 GPUs would be to spare, but the node is kept: short jobs alone start there."""
+    jobs = workload((0, 10, 4, 10), (1, 5, 6, 5), (1, 90, 2, 90), (1, 9, 2, 9))
+    assert starts(jobs, [8], mode=Backfill.EASY) == [0, 10, 10, 1]
 
 
-def test_a_backfilled_job_that_ends_at_the_shadow_time_takes_nothing_from_the_next() -> None:
-    """The first job of 2 ends as the blocked one starts (10); the 2 to spare are the second one's."""
-    jobs = workload((0, 10, 4, 10), (1, 5, 6, 5), (1, 9, 2, 9), (1, 90, 2, 90))
-    assert starts(jobs, [8], mode=Backfill.EASY) == [0, 10, 1, 1]
+# As BLOCKED on two nodes; the second in order that finds no room is of 8 GPUs too.
+TWICE = workload((0, 10, 6, 10), (0, 20, 6, 20), (1, 5, 8, 5), (2, 5, 8, 5), (3, 14, 1, 14), (3, 30, 1, 30))
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (Backfill.SKIP, [0, 0, 20, 25, 3, 3]),
+        # The first node is kept until 10 for the first of 8; the second takes both small ones.
+        (Backfill.EASY, [0, 0, 10, 15, 3, 3]),
+        # The second node is kept until 20 for the second of 8: what runs for 14 ends in time, what runs for 30 does not.
+        (Backfill.CONSERVATIVE, [0, 0, 10, 15, 3, 10]),
+    ],
+)
+def test_easy_keeps_nodes_for_one_job_and_conservative_for_all(mode: Backfill, expected: list[float]) -> None:
+    assert starts(TWICE, [8, 8], mode=mode) == expected
 
 
 def test_an_overdue_job_is_taken_to_end_at_once() -> None:
