@@ -1,19 +1,19 @@
 """Run times predicted from history: how wrong, how often within the interval, how fast, how large.
 
-Jobs are replayed in the order of events: they are predicted when they are submitted, and learned from when they end. They
-start as FCFS with backfilling lets them (`streamsched.sim.fast`) on the scenario's cluster; jobs of the trace before
+Jobs are replayed in the order of events: predicted when they are submitted, learned from when they end. They start
+as FCFS with backfilling lets them (`streamsched.sim.fast`) on the scenario's cluster; jobs of the trace before
 the slice are replayed first and not counted. Trees are fitted now and then on what had ended by then.
 
 Errors are of the median, in ln(seconds): 0.69 is a factor of two. Pinball: mean over the five levels. Coverage: share
 of run times within the 90 % interval; a run that the trace cuts counts as covered when the interval reaches beyond the
-cut, and is left out of the errors, as cancelled runs are of all of it.
+cut, and is left out of the errors, as cancelled runs are of all of it. `after 60 min`: the combination's answer for
+what is left to jobs that have run so long, each at the moment it reaches that age.
 """
 
 from __future__ import annotations
 
 import bisect
 import csv
-import heapq
 import math
 import os
 import time
@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +37,8 @@ from streamsched.predict.boosting import Trees
 from streamsched.predict.combination import MEMBERS
 from streamsched.predict.curves import LONGEST_S
 from streamsched.predict.pinball import pinball
+from streamsched.predict.replay import moments
+from streamsched.predict.state import from_bytes, to_bytes
 from streamsched.sim.fast import Workload, fits_cluster, simulate
 
 SLICES = {
@@ -44,10 +47,14 @@ SLICES = {
 }
 ACME = "acme/converted_kalos_trace.csv"
 ACME_NODES = 302
-TRAIN_EVERY = 4_000
+TRAIN_EVERY = 10_000
 """Ended jobs from one training to the next."""
+HISTORY = 10_000
+"""Jobs before the slice that are learned from."""
 RUNNING_EVERY_S = 3_600.0
 """How often the predictors are told what runs."""
+AGES_S = (600.0, 3_600.0, 21_600.0)
+"""Running jobs are asked about again at these ages, and what is left to them is judged."""
 BASELINES = ("global median", "group median", "user median")
 
 
@@ -80,7 +87,7 @@ def of_slice(name: str, quick: bool) -> Case:
     file, first, before, nodes = SLICES[name]
     at = parse_moment(first)
     jobs = read_trace(traces() / file, Window(None, parse_moment(before))).jobs
-    history = [job for job in jobs if job.submit_s < at][-2_000 if quick else 0 :]
+    history = [job for job in jobs if job.submit_s < at][-2_000 if quick else -HISTORY :]
     counted = [job for job in jobs if job.submit_s >= at][: 2_000 if quick else None]
     features = [_features(job) for job in (*history, *counted)]
     endings = [Ending.CLAMPED if job.clamped else Ending.COMPLETED for job in (*history, *counted)]
@@ -209,69 +216,70 @@ class Score:
 
 
 def replay(case: Case, predictor: Combination, note: Callable[[str], None]) -> dict[str, Score]:
-    """Scores by predictor, of the jobs after the warm-up."""
+    """Scores by predictor, of the jobs after the warm-up, and by age of running ones."""
     plain, scores = baselines(), defaultdict[str, Score](Score)
     chosen: dict[str, int] = defaultdict(int)
-    ends: list[tuple[float, int]] = []
-    running: dict[int, float] = {}
-    starts = sorted((start, number) for number, start in enumerate(case.start_s))
-    started, told_s, trained, version = 0, -math.inf, 0, count(1)
-
-    def end_until(now: float) -> None:
-        while ends and ends[0][0] <= now:
-            number = heapq.heappop(ends)[1]
+    told_s, trained, version = -math.inf, 0, count(1)
+    for moment in moments(case.jobs, case.start_s, AGES_S):
+        for number in moment.ended:
             predictor.observe(case.jobs[number])
             for medians in plain.values():
                 medians.observe(case.jobs[number])
-            running.pop(number, None)
-
-    number = 0
-    while number < len(case.jobs):
-        now = case.jobs[number].features.submitted_at
-        end_until(now)
-        batch = [number]  # nothing ends before the next one: they are predicted from the same history
-        until = ends[0][0] if ends else math.inf
-        while batch[-1] + 1 < len(case.jobs) and len(batch) < 256:
-            job = case.jobs[batch[-1] + 1]
-            if job.features.submitted_at >= until or job.features.submitted_at - now > RUNNING_EVERY_S:
-                break
-            until = min(until, case.jobs[batch[-1]].ended_at)
-            if job.features.submitted_at >= until:
-                break
-            batch.append(batch[-1] + 1)
-        number = batch[-1] + 1
-        while started < len(starts) and starts[started][0] <= now:
-            if case.jobs[starts[started][1]].ended_at > now:
-                running[starts[started][1]] = starts[started][0]
-            started += 1
-        if now - told_s >= RUNNING_EVERY_S:
-            told_s = now
-            predictor.set_running([case.jobs[i].features for i in running], [now - at for at in running.values()])
-        due = predictor.boosting.observed - trained >= TRAIN_EVERY or (
-            batch[0] >= case.warm_up > 0 and predictor.boosting.trees is None
-        )
-        if due and len(predictor.boosting.finished) >= training.JOBS_LEAST:
-            began = time.perf_counter()
+        if moment.now_s - told_s >= RUNNING_EVERY_S:
+            told_s = moment.now_s
+            running = moment.running
+            predictor.set_running(
+                [case.jobs[i].features for i in running], [moment.now_s - start for start in running.values()]
+            )
+        warm = moment.asked[0][0] < case.warm_up
+        if _due(predictor, trained, warm, case):
             trained = predictor.boosting.observed
-            predictor.boosting.use(Trees(training.fit(list(predictor.boosting.finished), next(version), seed=1)))
-            note(f"{case.name}: trained on {len(predictor.boosting.finished):,} in {time.perf_counter() - began:.1f} s")
-        asked = [case.jobs[i].features for i in batch]
-        answers = predictor.predict_many(asked)
-        predictor.expect(asked)
-        for i, answer in zip(batch, answers, strict=True):
-            job = case.jobs[i]
-            heapq.heappush(ends, (job.ended_at, i))
-            if i < case.warm_up:
-                continue
-            chosen[predictor.chosen(job.features)] += 1
-            scores["combination"].add([_ln(q) for q in answer.at], job)
-            for name, told in zip(MEMBERS, predictor.expected[job.features.job_id].quantiles, strict=True):
-                if told:
-                    scores[name].add(told, job)
-            for name, medians in plain.items():
-                scores[name].add(medians.quantiles(job.features), job)
-    note(f"{case.name}: chosen {dict(chosen)}, coverage at the end {predictor.recent_coverage()}")
+            _train(predictor, next(version), note, case.name)
+        _ask(case, predictor, moment.asked, plain, scores, chosen)
+    note(f"{case.name}: chosen {dict(chosen)}, drift {predictor.drift()}")
     return dict(scores)
+
+
+def _due(predictor: Combination, trained: int, warm: bool, case: Case) -> bool:
+    boosting = predictor.boosting
+    first = not warm and case.warm_up > 0 and boosting.trees is None and not trained
+    return len(boosting.finished) >= training.JOBS_LEAST and (boosting.observed - trained >= TRAIN_EVERY or first)
+
+
+def _train(predictor: Combination, version: int, note: Callable[[str], None], name: str) -> None:
+    began = time.perf_counter()
+    jobs = list(predictor.boosting.finished)
+    try:
+        predictor.boosting.use(Trees(training.fit(jobs, version, seed=1)))
+    except UserError as error:
+        note(f"{name}: no trees: {error}")
+        return
+    note(f"{name}: trained on {len(jobs):,} in {time.perf_counter() - began:.1f} s")
+
+
+def _ask(
+    case: Case,
+    predictor: Combination,
+    asked: Sequence[tuple[int, float]],
+    plain: dict[str, Medians],
+    scores: dict[str, Score],
+    chosen: dict[str, int],
+) -> None:
+    counted = [(i, age) for i, age in asked if i >= case.warm_up]
+    answers = predictor.predict_many([case.jobs[i].features for i, _ in counted], [age for _, age in counted])
+    predictor.expect([case.jobs[i].features for i, age in asked if not age])
+    for (i, age), answer in zip(counted, answers, strict=True):
+        job, told = case.jobs[i], [_ln(q) for q in answer.at]
+        if age:
+            scores[f"after {age / 60:.0f} min"].add(told, replace(job, run_s=job.run_s - age))
+            continue
+        chosen[predictor.chosen(job.features)] += 1
+        scores["combination"].add(told, job)
+        for name, quantiles in zip(MEMBERS, predictor.expected[job.features.job_id].quantiles, strict=True):
+            if quantiles:
+                scores[name].add(quantiles, job)
+        for name, medians in plain.items():
+            scores[name].add(medians.quantiles(job.features), job)
 
 
 def _ln(seconds: float) -> float:
@@ -283,7 +291,7 @@ def table(case: Case, scores: dict[str, Score]) -> Table:
     out = Table(title=f"{case.name}: {counted:,} jobs predicted at submission, {case.warm_up:,} before them as history")
     for column in ("predictor", "jobs", "median |error|", "mean |error|", "pinball", "90 % covers", "width, ln"):
         out.add_column(column, justify="left" if column == "predictor" else "right")
-    for name in (*BASELINES, *MEMBERS, "combination"):
+    for name in (*BASELINES, *MEMBERS, "combination", *(f"after {age / 60:.0f} min" for age in AGES_S)):
         if name not in scores:
             out.add_row(name, "0", *["-"] * 5)
             continue
@@ -330,7 +338,7 @@ def _letters(number: int) -> str:
 
 def costs(predictor: Combination, jobs: int, note: Callable[[str], None]) -> None:
     """Observe `jobs` synthetic jobs, in batches of 1,000 announced beforehand."""
-    draw, observe_s, expect_s = np.random.default_rng(1), 0.0, 0.0
+    draw, observe_s, expect_s, since = np.random.default_rng(1), 0.0, 0.0, 0
     for first in range(0, jobs, 1_000):
         batch = [synthetic(first + i, draw) for i in range(1_000)]
         began = time.process_time()
@@ -341,20 +349,43 @@ def costs(predictor: Combination, jobs: int, note: Callable[[str], None]) -> Non
         expect_s += expected - began
         observe_s += time.process_time() - expected
         if first + 1_000 in (10_000, 100_000, jobs):
+            done = first + 1_000 - since
             note(
-                f"{first + 1_000:,} observed: {predictor.memory_bytes / 1e6:.1f} MB held; "
-                f"expect {1e6 * expect_s / (first + 1_000):.0f} us, observe {1e6 * observe_s / (first + 1_000):.0f} us a job"
+                f"{first + 1_000:,} observed: {predictor.memory_bytes / 1e6:.0f} MB held, {_resident_mb():.0f} in all; "
+                f"since then expect {1e6 * expect_s / done:.0f} us, observe {1e6 * observe_s / done:.0f} us a job"
             )
+            observe_s, expect_s, since = 0.0, 0.0, first + 1_000
+    began = time.process_time()
+    data = to_bytes(predictor)
+    wrote = time.process_time()
+    from_bytes(data)
+    note(
+        f"state: {len(data) / 1e6:.1f} MB, {wrote - began:.2f} s to write, {time.process_time() - wrote:.2f} s to read"
+    )
+    _train(predictor, 1, note, "costs")
     asked = [synthetic(jobs + i, draw).features for i in range(1_000)]
+    ages = draw.exponential(3_600.0, 1_000)
+    predictor.set_running(asked, ages.tolist())
     for member, name in zip(predictor.members, MEMBERS, strict=True):
-        note(f"1,000 curves, {name}: {_best_ms(lambda member=member: member.curves(asked)):.1f} ms")  # type: ignore[misc]
+        note(f"1,000 predictions, {name} alone: {_best_ms(lambda member=member: member.predict_many(asked)):.1f} ms")  # type: ignore[misc]
     note(f"1,000 predictions: {_best_ms(lambda: predictor.predict_many(asked)):.1f} ms")
-    ages = [float(age) for age in draw.exponential(3_600.0, 1_000)]
     note(f"1,000 predictions for running jobs: {_best_ms(lambda: predictor.predict_many(asked, ages)):.1f} ms")
+    note(f"1,000 of them as arrays (`times`): {_best_ms(lambda: predictor.times(asked, ages)):.1f} ms")
+    note(f"1,000 ranks of Gittins: {_best_ms(lambda: predictor.gittins_s(asked, ages)):.1f} ms")
+    note(f"1 prediction: {_best_ms(lambda: predictor.predict(asked[0])):.2f} ms")
+
+
+def _resident_mb() -> float:
+    """The whole process; 0 where /proc does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _best_ms(call: Callable[[], object]) -> float:
-    """Of the processor's time, so that other work on the machine does not count."""
+    """Median of seven; of the processor's time, so that other work on the machine counts less."""
     call()
     took = []
     for _ in range(7):
@@ -368,7 +399,6 @@ def run(quick: bool) -> None:
     """STREAMSCHED_BENCH_CASES: philly-4w,venus-4w,acme,recurrent,costs (all)."""
     console = Console(width=None if Console().is_terminal else 160)
     wanted = (os.environ.get("STREAMSCHED_BENCH_CASES") or "philly-4w,venus-4w,acme,recurrent,costs").split(",")
-    predictor = Combination()
     for case in cases(quick, wanted):
         if isinstance(case, str):
             console.print(f"prediction: {case}", markup=False)
@@ -377,4 +407,4 @@ def run(quick: bool) -> None:
         scores = replay(case, predictor, lambda line: console.print(line, markup=False, style="dim"))
         console.print(table(case, scores))
     if "costs" in wanted:
-        costs(predictor, 20_000 if quick else 1_000_000, lambda line: console.print(line, markup=False))
+        costs(Combination(), 20_000 if quick else 1_000_000, lambda line: console.print(line, markup=False))

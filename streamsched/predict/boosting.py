@@ -19,14 +19,16 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from streamsched.errors import UserError
 
 from .curves import BINS, PRIOR_HAZARDS, from_quantiles
 from .curves import survival as survival_of
-from .jobs import Features, Finished, Floats, usable
-from .recent import FEATURES, Recent, RecentState
+from .jobs import Features, Finished, Floats, part, stem, usable
+from .predictor import Predictor
+from .recent import FEATURES, ITERATIONS, Recent, RecentState
 
 FORMAT: Final = 1
 """Of model files and of the list of features. Another one is not read."""
@@ -34,6 +36,8 @@ LEAVES_MAX: Final = 16
 QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _THRESHOLDS_MAX: Final = 1_024
 _TREES_MAX: Final = 4_096
+_WORD_MAX: Final = 32
+_GPUS_MAX: Final = 1_000_000
 _FIRST_BIT: Final = np.array([0] + [(n & -n).bit_length() - 1 for n in range(1, 1 << LEAVES_MAX)], np.uint8)
 
 
@@ -128,6 +132,21 @@ def _shaped(data: bytes, kind: type[np.generic], shape: tuple[int, int]) -> NDAr
     return found.reshape(shape)
 
 
+def _kept(job: Finished) -> Finished:
+    """With what rows are made of: labels may be long."""
+    features = job.features
+    cut = {
+        "labels": {key: features.labels[key][:_WORD_MAX] for key in ITERATIONS if key in features.labels},
+        "tenant": part(features.tenant),
+        "user": part(features.user),
+        "name": stem(features.name),
+        "queue": "",
+        "job_id": "",
+    }
+    gpus = min(max(features.gpus, 0), _GPUS_MAX)
+    return replace(job, features=replace(features, gpus=gpus, **cut))
+
+
 class BoostingState(Struct, frozen=True, kw_only=True):
     rows_max: int
     recent: RecentState
@@ -136,7 +155,7 @@ class BoostingState(Struct, frozen=True, kw_only=True):
     model: Model | None
 
 
-class Boosting:
+class Boosting(Predictor):
     """Keeps the latest finished jobs for training, and serves by the model it was last given."""
 
     def __init__(self, rows_max: int = 20_000, keys_max: int = 32_768) -> None:
@@ -149,7 +168,7 @@ class Boosting:
     def observe(self, job: Finished) -> None:
         if usable(job.run_s):
             self.recent.observe(job)
-            self.finished.append(job)
+            self.finished.append(_kept(job))
             self.observed += 1
 
     def use(self, trees: Trees) -> None:

@@ -25,7 +25,8 @@ from msgspec import Struct
 from .jobs import Floats
 
 NOMINAL: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
-_STEP: Final = 0.01
+_STEP: Final = 0.003
+"""Jobs come in batches of alike ones: a larger step would follow one sweep."""
 _RECENT: Final = 0.005
 """Weight of the newest job in the recent coverage: about the last 200 jobs."""
 _EDGE: Final = 1e-3
@@ -70,6 +71,8 @@ class Calibrator:
         """Raises ValueError."""
         if len(state.levels) != len(NOMINAL) or not all(0 < level < 1 for level in state.levels):
             raise ValueError("levels of a calibration are out of bounds")
+        if not 0 <= state.coverage <= 1 or state.jobs < 0:
+            raise ValueError("coverage of a calibration is out of bounds")
         found = cls()
         found.levels, found.coverage, found.jobs = list(state.levels), state.coverage, state.jobs
         return found

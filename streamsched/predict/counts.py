@@ -8,6 +8,8 @@ scaled down before its numbers grow large. Keys beyond `keys_max` replace those 
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -43,15 +45,17 @@ class Counts:
 
     def __init__(self, half_life: float, keys_max: int, kernel: Sequence[float] = (1.0,)) -> None:
         """`kernel`: how one end is spread over the bins around it (odd length, sum 1)."""
-        if half_life <= 0 or keys_max < 1 or len(kernel) % 2 == 0:
-            raise ValueError("half_life and keys_max are above 0, the kernel's length is odd")
+        if not 0.1 <= half_life < math.inf or keys_max < 1:
+            raise ValueError("half_life has to be 0.1 or more, keys_max above 0")
+        if len(kernel) % 2 == 0 or not abs(math.fsum(kernel) - 1.0) < 1e-3 or min(kernel) < 0:
+            raise ValueError("a kernel has an odd number of shares that add up to 1")
         self.half_life, self.keys_max = half_life, keys_max
         self._growth = 2.0 ** (1.0 / half_life)
         self.kernel = np.asarray(kernel, np.float32)
         self._reach = len(kernel) // 2
         self._tail = np.cumsum(self.kernel[::-1])[::-1].astype(np.float32)
-        self.slots: dict[str, int] = {}
-        """By last use, the oldest first."""
+        self.slots: OrderedDict[str, int] = OrderedDict()
+        """By last use, the oldest first. A plain dict would search past the holes of all it has dropped."""
         self._allocate(_FIRST_ROWS)
 
     def _allocate(self, rows: int) -> None:
@@ -88,16 +92,17 @@ class Counts:
         self.ended[row, low:high] += weight * self.kernel
 
     def _row(self, key: str) -> int:
-        row = self.slots.pop(key, 0)
-        if not row:
-            row = self._new_row()
-        self.slots[key] = row
+        row = self.slots.get(key, 0)
+        if row:
+            self.slots.move_to_end(key)
+        else:
+            row = self.slots[key] = self._new_row()
         return row
 
     def _new_row(self) -> int:
         used = len(self.slots)
         if used >= self.keys_max:
-            row = self.slots.pop(next(iter(self.slots)))
+            row = self.slots.popitem(last=False)[1]
             self.ended[row], self.at_risk[row], self.unit[row], self.running_row[row] = 0.0, 0.0, 1.0, 0
             return row
         if used + 1 >= len(self.unit):
@@ -148,6 +153,7 @@ class Counts:
         prior = prior * parent
         prior += self.ended[rows]
         prior /= at_risk
+        np.minimum(prior, 1.0, out=prior)  # sums of many small numbers need not agree to the last bit
         return prior
 
     def weight(self, rows: Slots) -> Rows:
@@ -159,6 +165,7 @@ class Counts:
         return (
             self.ended.nbytes
             + self.at_risk.nbytes
+            + self.running.nbytes
             + self.unit.nbytes
             + sum(map(len, self.slots))
             + 150 * len(self.slots)
@@ -190,7 +197,7 @@ class Counts:
         if (unit <= 0).any():
             raise ValueError("a weight is not above 0")
         counts._allocate(max(_FIRST_ROWS, len(keys) + 1))
-        counts.slots = dict(zip(keys, state.rows, strict=True))
+        counts.slots = OrderedDict(zip(keys, state.rows, strict=True))
         counts.ended[state.rows], counts.at_risk[state.rows], counts.unit[state.rows] = ended, at_risk, unit
         return counts
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .jobs import LEVELS, Floats, Quantiles
+from .jobs import LEVELS, Floats
 
 PER_OCTAVE: Final = 6
 BINS: Final = 24 * PER_OCTAVE
@@ -32,14 +32,14 @@ _PRIOR_SIGMA: Final = 2.6
 
 def bin_of(seconds: float) -> int:
     """The bin of a run time; what is outside the grid belongs to the first or the last one."""
-    if seconds <= 1.0:
+    if not seconds > 1.0:
         return 0
-    return min(BINS - 1, int(math.log(seconds) / _WIDTH_LN))
+    return min(BINS - 1, int(math.log(min(seconds, LONGEST_S)) / _WIDTH_LN))
 
 
 def ln_s(seconds: Floats) -> Floats:
     """ln, not below one second nor beyond the grid."""
-    return np.log(np.clip(seconds, 1.0, LONGEST_S))
+    return np.asarray(np.log(np.minimum(np.maximum(seconds, 1.0), LONGEST_S)))
 
 
 def survival(hazards: NDArray[np.floating]) -> Floats:
@@ -86,16 +86,12 @@ def at(curves: Floats, seconds: Floats) -> Floats:
 
 def times(curves: Floats, alive: Floats) -> Floats:
     """[job, n] seconds at which the curve of the job has come down to alive[job, n]."""
-    rows = np.arange(len(curves))
-    out = np.empty(alive.shape)
-    for n in range(alive.shape[1]):
-        target = alive[:, n]
-        above = np.count_nonzero(curves > target[:, None], axis=1)
-        edge = np.clip(above, 1, BINS)
-        high, low = curves[rows, edge - 1], curves[rows, edge]
-        part = np.divide(high - target, high - low, out=np.zeros(len(curves)), where=high > low)
-        out[:, n] = np.exp((edge - 1 + np.clip(part, 0.0, 1.0)) * _WIDTH_LN)
-    return out
+    above = np.count_nonzero(curves[:, None, :] > alive[:, :, None], axis=2)
+    edge = np.minimum(np.maximum(above, 1), BINS)
+    rows = np.arange(len(curves))[:, None]
+    high, low = curves[rows, edge - 1], curves[rows, edge]
+    part = np.divide(high - alive, high - low, out=np.zeros(alive.shape), where=high > low)
+    return np.asarray(np.exp((edge - 1 + np.minimum(np.maximum(part, 0.0), 1.0)) * _WIDTH_LN))
 
 
 def remaining(curves: Floats, ages_s: Floats, levels: tuple[float, ...] = LEVELS) -> tuple[Floats, Floats]:
@@ -126,19 +122,21 @@ def _mean_left(curves: Floats, ages_s: Floats, alive: Floats) -> Floats:
     return np.asarray(before_grid + (area * parts).sum(axis=1) / np.maximum(alive, _LEAST))
 
 
-def with_progress(curves: Floats, ages_s: Floats, fractions: Floats) -> Floats:
-    """Curves of the whole run time, given that at these ages these fractions were done (NaN: not told).
+def with_progress(curves: Floats, ages_s: Floats, fractions: Floats, totals_s: Floats) -> Floats:
+    """Curves of the whole run time, given that at these ages these fractions were done (NaN: not told), from which
+    these run times follow (NaN: age / fraction).
 
-    Bayes on the grid: the curve's mass times a lognormal likelihood around age / fraction, whose deviation falls from
+    Bayes on the grid: the curve's mass times a lognormal likelihood around that run time, whose deviation falls from
     0.6 at the start to 0.05 at the end (start-up and evaluation phases make early fractions poor witnesses). A little
     of the prior is spread evenly, so that a job that history never saw can be believed.
     """
-    told = np.isfinite(fractions) & (fractions > 0) & (ages_s > 0)
+    told = np.isfinite(fractions) & (fractions > _LEAST) & (ages_s > 0)
     if not told.any():
         return curves
     out = curves.copy()
     done = np.minimum(fractions[told], 1.0)
-    centre = ln_s(ages_s[told] / done)
+    follows = np.where(np.isfinite(totals_s[told]), totals_s[told], ages_s[told] / done)
+    centre = ln_s(np.maximum(follows, ages_s[told]))
     deviation = 0.05 + 0.55 * (1.0 - done)
     middles = 0.5 * (EDGES_LN[1:] + EDGES_LN[:-1])
     z = (middles[None, :] - centre[:, None]) / deviation[:, None]
@@ -173,9 +171,49 @@ def from_quantiles(times_s: Floats, levels: tuple[float, ...]) -> Floats:
     return np.asarray(alive)
 
 
-def answers(curves: Floats, ages_s: Floats, fractions: Floats | None = None) -> list[Quantiles]:
-    """The answers for jobs of these ages (s) and fractions done (NaN: not told)."""
-    if fractions is not None:
-        curves = with_progress(curves, ages_s, fractions)
-    left, mean = remaining(curves, ages_s)
-    return [Quantiles(at=tuple(row), mean_s=m) for row, m in zip(left.tolist(), mean.tolist(), strict=True)]
+def gittins_s(curves: Floats, ages_s: Floats) -> Floats:
+    """[job] Gittins' rank of jobs of these ages: the least, over all times d that a job could be served, of
+
+        E[min(T - a, d) | T > a] / P(T - a <= d | T > a)
+
+    seconds of service for one completion, the reciprocal of Gittins' index (Gittins, J. R. Stat. Soc. B 41, 1979;
+    Aalto, Ayesta & Righter, QUESTA 63, 2009). Whoever has the least is served first. d ends at edges of the grid. An
+    age beyond the curve has the age itself, which is what Pareto's law of exponent 1 comes to.
+    """
+    alive = at(curves, ages_s)
+    served = _served(curves)
+    place = ln_s(ages_s) / _WIDTH_LN
+    below = np.minimum(place.astype(np.int64), BINS - 1)
+    rows = np.arange(len(curves))
+    here = np.maximum(ages_s, 1.0)
+    until = served[rows, below] + 0.5 * (curves[rows, below] + alive) * (here - EDGES_S[below])
+    return _least(served, curves, np.where(ages_s < 1.0, ages_s, until), alive, below, ages_s)
+
+
+def gittins_table_s(curves: Floats) -> Floats:
+    """[curve, edge] `gittins_s` at the age of every edge but the last, in one pass: a table to look ranks up in."""
+    served, out = _served(curves), np.empty((len(curves), BINS))
+    for edge in range(BINS):
+        ages = np.full(len(curves), EDGES_S[edge])
+        below = np.full(len(curves), edge)
+        out[:, edge] = _least(served, curves, served[:, edge], curves[:, edge], below, ages)
+    return out
+
+
+def _served(curves: Floats) -> Floats:
+    """[job, edge] E[min(T, edge)], s."""
+    out = np.empty_like(curves)
+    out[:, 0] = 1.0
+    np.cumsum(0.5 * (curves[:, 1:] + curves[:, :-1]) * np.diff(EDGES_S), axis=1, out=out[:, 1:])
+    out[:, 1:] += 1.0
+    return out
+
+
+def _least(
+    served: Floats, curves: Floats, until: Floats, alive: Floats, below: NDArray[np.int64], ages_s: Floats
+) -> Floats:
+    cost, gain = served - until[:, None], alive[:, None] - curves
+    possible = (np.arange(BINS + 1)[None, :] > below[:, None]) & (gain > _LEAST)
+    ranks = np.divide(cost, gain, out=np.full(cost.shape, np.inf), where=possible)
+    least = ranks.min(axis=1)
+    return np.where(np.isfinite(least) & (alive >= _LEAST), np.maximum(least, 0.0), np.maximum(ages_s, 1.0))

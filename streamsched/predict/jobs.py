@@ -1,6 +1,7 @@
-"""What a predictor is told of jobs, and what it answers. One protocol for all of them (`Predictor`).
+"""What a predictor is told of jobs, and what it answers (`predictor.py` has the protocol).
 
-Times are seconds; run times below one second count as one.
+Times are seconds; run times below one second count as one. Texts come from users and may be of any length and content:
+what is kept of them is cut.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ import enum
 import functools
 import math
 import re
-from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -27,8 +27,12 @@ NAME_LABELS: Final = ("name", "job_name", "family")
 SCRIPT_LABELS: Final = ("script", "command")
 _DIGITS: Final = re.compile(r"\d+")
 _SPLIT: Final = re.compile(r"[^a-z]+")
-_TEXT_MAX: Final = 4096
+_TEXT_MAX: Final = 1024
 """Characters of one text that are looked at."""
+_WORD_MAX: Final = 32
+_PART_MAX: Final = 64
+"""Characters of one part of a key: memory is bounded by the number of keys only if they are."""
+_GPU_CLASS_MAX: Final = 20
 
 
 class Ending(enum.StrEnum):
@@ -72,6 +76,8 @@ class Finished(Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_s: float
     ending: Ending = Ending.COMPLETED
     ended_at: float = 0.0
+    steps: float = 0.0
+    """Training steps it had done when it ended; 0: not told."""
 
     @property
     def censored(self) -> bool:
@@ -94,18 +100,6 @@ class Quantiles(Struct, frozen=True, kw_only=True):
         return self.at[0], self.at[-1]
 
 
-class Predictor(Protocol):
-    """Learns from jobs that have ended, in the order of their ends, and is asked about others at any time."""
-
-    def observe(self, job: Finished) -> None:
-        """O(1) amortised; memory is bounded."""
-        ...
-
-    def curves(self, jobs: Sequence[Features]) -> Floats:
-        """[job, edge] probability that the whole run time exceeds `curves.EDGES_S[edge]`."""
-        ...
-
-
 def features_of(spec: JobSpec) -> Features:
     """Of a job as the core knows it. User, name and queue are labels; without a queue, its priority class is one."""
     labels = spec.labels
@@ -121,8 +115,8 @@ def features_of(spec: JobSpec) -> Features:
     )
 
 
-def finished_of(job: Job, run_s: float, ended_at: float) -> Finished | None:
-    """None for a job that is not over, or a time that is none. `run_s`: of its last run."""
+def finished_of(job: Job, run_s: float, ended_at: float, steps: float = 0.0) -> Finished | None:
+    """None for a job that is not over, or a time that is none. `run_s`: of its last run; `steps`: as reported."""
     endings = {
         JobState.COMPLETED: Ending.COMPLETED,
         JobState.FAILED: Ending.FAILED,
@@ -131,7 +125,7 @@ def finished_of(job: Job, run_s: float, ended_at: float) -> Finished | None:
     ending = endings.get(job.state)
     if ending is None or not usable(run_s):
         return None
-    return Finished(features=features_of(job.spec), run_s=run_s, ending=ending, ended_at=ended_at)
+    return Finished(features=features_of(job.spec), run_s=run_s, ending=ending, ended_at=ended_at, steps=steps)
 
 
 def usable(run_s: float) -> bool:
@@ -141,18 +135,31 @@ def usable(run_s: float) -> bool:
 
 def gpu_class(gpus: int) -> int:
     """Sizes that are alike: 1, 2, 3-4, 5-8, 9-16, ... as 0, 1, 2, 3, 4, ..."""
-    return max(0, math.ceil(math.log2(max(1, gpus))))
+    return min(math.ceil(math.log2(max(1, gpus))), _GPU_CLASS_MAX)
 
 
-@functools.lru_cache(maxsize=1 << 14)
+def part(text: str) -> str:
+    """As it stands in a key."""
+    return text if len(text) <= _PART_MAX else text[:_PART_MAX]
+
+
 def stem(name: str) -> str:
-    """A name without what changes from run to run: `Train_ResNet50-lr3e-4_run17` and `train_resnet50-lr1e-3_run18` are
-    the same."""
-    return " ".join(tokens(name))
+    """A name without what changes from run to run, as part of a key: `Train_ResNet50-lr3e-4_run17` and
+    `train_resnet50-lr1e-3_run18` are the same."""
+    return _stem(name[:_TEXT_MAX])
 
 
-@functools.lru_cache(maxsize=1 << 14)
 def tokens(text: str) -> tuple[str, ...]:
     """Words of a name or script in order, lower case, digits and single letters left out."""
-    words = _SPLIT.split(_DIGITS.sub(" ", text[:_TEXT_MAX].lower()))
-    return tuple(word for word in words if len(word) > 1)
+    return _tokens(text[:_TEXT_MAX])
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _stem(name: str) -> str:
+    return part(" ".join(_tokens(name)))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _tokens(text: str) -> tuple[str, ...]:
+    words = _SPLIT.split(_DIGITS.sub(" ", text.lower()))
+    return tuple(word[:_WORD_MAX] for word in words if len(word) > 1)

@@ -13,6 +13,7 @@ How far a group's jobs count against its parent's is `strength` (`Counts.shrunk`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -20,9 +21,10 @@ import numpy as np
 from msgspec import Struct
 
 from .counts import Counts, CountsState, Rows
-from .curves import PRIOR_HAZARDS
+from .curves import BINS, PRIOR_HAZARDS
 from .curves import survival as survival_of
-from .jobs import Features, Finished, Floats, gpu_class, stem, usable
+from .jobs import Features, Finished, Floats, gpu_class, part, stem, usable
+from .predictor import Predictor
 
 SEPARATOR: Final = "\x1f"
 """Between the parts of a key."""
@@ -38,36 +40,38 @@ class LadderState(Struct, frozen=True, array_like=True):
 
 def survival_keys(job: Features) -> tuple[str, ...]:
     """From wide to narrow."""
-    size = str(gpu_class(job.gpus))
+    size, tenant = str(gpu_class(job.gpus)), part(job.tenant)
     return (
         "all",
         f"g{SEPARATOR}{size}",
-        f"t{SEPARATOR}{job.tenant}",
-        f"tg{SEPARATOR}{job.tenant}{SEPARATOR}{size}",
-        f"tgq{SEPARATOR}{job.tenant}{SEPARATOR}{size}{SEPARATOR}{job.queue}",
+        f"t{SEPARATOR}{tenant}",
+        f"tg{SEPARATOR}{tenant}{SEPARATOR}{size}",
+        f"tgq{SEPARATOR}{tenant}{SEPARATOR}{size}{SEPARATOR}{part(job.queue)}",
     )
 
 
 def history_keys(job: Features) -> tuple[str, ...]:
     """From wide to narrow."""
-    owner, name = job.owner, stem(job.name)
+    owner, name = part(job.owner), stem(job.name)
     return (
         "all",
-        f"t{SEPARATOR}{job.tenant}",
+        f"t{SEPARATOR}{part(job.tenant)}",
         f"u{SEPARATOR}{owner}",
-        f"ug{SEPARATOR}{owner}{SEPARATOR}{job.gpus}",
+        f"ug{SEPARATOR}{owner}{SEPARATOR}{job.gpus:.6g}",
         f"un{SEPARATOR}{owner}{SEPARATOR}{name}",
-        f"ung{SEPARATOR}{owner}{SEPARATOR}{name}{SEPARATOR}{job.gpus}",
+        f"ung{SEPARATOR}{owner}{SEPARATOR}{name}{SEPARATOR}{job.gpus:.6g}",
     )
 
 
 KEYS: Final[dict[str, Callable[[Features], tuple[str, ...]]]] = {"survival": survival_keys, "history": history_keys}
 
 
-class Ladder:
+class Ladder(Predictor):
     """See the module's text; made by `survival()` or `history()`."""
 
     def __init__(self, kind: str, counts: Counts, strength: float) -> None:
+        if not 0 < strength < math.inf:
+            raise ValueError("strength has to be above 0")
         self.kind, self.counts, self.strength = kind, counts, strength
         self._keys = KEYS[kind]
 
@@ -79,7 +83,13 @@ class Ladder:
         """Jobs that run now and for how long (s): without them, only short jobs are known at first."""
         self.counts.set_running([self._keys(job) for job in jobs], ages_s)
 
+    def knows(self, job: Features) -> bool:
+        """Whether a job of its narrowest group or the one above was among those that count."""
+        return any(key in self.counts.slots for key in self._keys(job)[-2:])
+
     def curves(self, jobs: Sequence[Features]) -> Floats:
+        if not jobs:
+            return np.empty((0, BINS + 1))
         keys = [self._keys(job) for job in jobs]
         distinct: dict[str, int] = {}  # the narrowest key implies the others
         of_job = [distinct.setdefault(SEPARATOR.join(ladder), len(distinct)) for ladder in keys]

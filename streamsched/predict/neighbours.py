@@ -11,6 +11,7 @@ towards everybody's.
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Final
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 from .counts import Counts, CountsState, Rows
 from .curves import BINS, PRIOR_HAZARDS
 from .curves import survival as survival_of
-from .jobs import NAME_LABELS, SCRIPT_LABELS, Features, Finished, Floats, gpu_class, tokens, usable
+from .jobs import NAME_LABELS, SCRIPT_LABELS, Features, Finished, Floats, gpu_class, part, tokens, usable
+from .predictor import Predictor
 
 WIDTH: Final = 64
 _NEAREST: Final = 6
@@ -45,15 +47,16 @@ def bag(job: Features) -> str:
     for key, value in list(job.labels.items())[:_LABELS_MAX]:
         if key not in NAME_LABELS and key != "user":
             kind = "s" if key in SCRIPT_LABELS else "l"
-            words.update(f"{kind}:{key}:{word}" for word in tokens(value))
+            words.update(f"{kind}:{part(key)}:{word}" for word in tokens(value))
     listed = sorted(words)[:_TOKENS_MAX]
-    return " ".join([*listed, f"u:{job.owner}", f"t:{job.tenant}", f"q:{job.queue}", f"g:{gpu_class(job.gpus)}"])
+    owner, tenant, queue = ("_".join(part(text).split()) for text in (job.owner, job.tenant, job.queue))
+    return " ".join([*listed, f"u:{owner}", f"t:{tenant}", f"q:{queue}", f"g:{gpu_class(job.gpus)}"])
 
 
 _WEIGHTS: Final = {"n": 1.0, "s": 0.5, "l": 0.5, "u": 1.0, "t": 0.5, "q": 0.3, "g": 0.7}
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@functools.lru_cache(maxsize=1 << 12)
 def vector(tokens_of_job: str) -> NDArray[np.float32]:
     """[WIDTH] of length 1; the same in every process."""
     out = np.zeros(WIDTH, np.float32)
@@ -65,10 +68,12 @@ def vector(tokens_of_job: str) -> NDArray[np.float32]:
     return np.asarray(out / length, np.float32) if length else out
 
 
-class Neighbours:
+class Neighbours(Predictor):
     """See the module's text."""
 
     def __init__(self, half_life: float = 8.0, strength: float = 2.0, prototypes_max: int = 1_024) -> None:
+        if not 0 < strength < math.inf:
+            raise ValueError("strength has to be above 0")
         self.strength = strength
         self._use(Counts(half_life, prototypes_max + 1))
 
@@ -94,6 +99,8 @@ class Neighbours:
         self.counts.set_running([(_ALL, bag(job)) for job in jobs], ages_s)
 
     def curves(self, jobs: Sequence[Features]) -> Floats:
+        if not jobs:
+            return np.empty((0, BINS + 1))
         distinct: dict[str, int] = {}
         of_job = [distinct.setdefault(bag(job), len(distinct)) for job in jobs]
         return survival_of(self._hazards(list(distinct)))[of_job]
@@ -110,10 +117,14 @@ class Neighbours:
         nearest = min(_NEAREST, used - 1)
         rows = np.argpartition(likeness, used - nearest, axis=1)[:, used - nearest :]
         weights = np.clip(np.take_along_axis(likeness, rows, axis=1), 0.0, 1.0) ** _POWER
+        likes = weights.astype(np.float32)
         weights /= counts.unit[rows]
         ended = np.einsum("jk,jkb->jb", weights, counts.ended[rows])
         at_risk = np.einsum("jk,jkb->jb", weights, counts.at_risk[rows])
-        return np.asarray((ended + self.strength * everybody) / (at_risk + self.strength), np.float32)
+        if len(counts.running) > 1:
+            at_risk += np.einsum("jk,jkb->jb", likes, counts.running[counts.running_row[rows]])
+        hazards = (ended + self.strength * everybody) / (at_risk + self.strength)
+        return np.minimum(np.asarray(hazards, np.float32), 1.0)
 
     @property
     def memory_bytes(self) -> int:

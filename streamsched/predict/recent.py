@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
 from msgspec import Struct
 
 from .curves import LONGEST_S
-from .jobs import Features, Finished, Floats, gpu_class, stem, usable
+from .jobs import Features, Finished, Floats, gpu_class, part, stem, usable
 
 _FORGET: Final = 0.3
 """Weight of the newest in the running mean."""
 _UNKNOWN: Final = -5.0
 """Stands for a mean or a last run time that there is none of; ln(1 s) is 0."""
 _WEEK_S: Final = 7 * 86_400.0
-_ITERATIONS: Final = ("iterations", "steps", "epochs")
+ITERATIONS: Final = ("iterations", "steps", "epochs")
 """Labels that say how much work a job is."""
 FEATURES: Final = (
     "log2_gpus", "hour", "weekday", "iterations",
@@ -39,7 +39,7 @@ class Recent:
 
     def __init__(self, keys_max: int = 32_768) -> None:
         self.keys_max = keys_max
-        self._of: dict[str, tuple[float, float, float, float]] = {}
+        self._of: OrderedDict[str, tuple[float, float, float, float]] = OrderedDict()
         """Key -> (mean, mean square deviation, last, count), by last use."""
 
     def observe(self, job: Finished) -> None:
@@ -58,12 +58,17 @@ class Recent:
                 count + 1.0,
             )
             if len(self._of) > self.keys_max:
-                del self._of[next(iter(self._of))]
+                self._of.popitem(last=False)
 
     def row(self, job: Features) -> list[float]:
         """`FEATURES` of a job, from what was observed so far."""
-        when_s = job.submitted_at % _WEEK_S  # 1970-01-01 was a Thursday; trees do not mind
-        out = [math.log2(max(1, job.gpus)), (when_s / 3600.0) % 24.0, float(when_s // 86_400.0), _iterations(job)]
+        when_s = job.submitted_at % _WEEK_S if math.isfinite(job.submitted_at) else 0.0  # day 0 is a Thursday
+        out = [
+            math.log2(min(max(1, job.gpus), 1e6)),
+            (when_s / 3600.0) % 24.0,
+            float(when_s // 86_400.0),
+            _iterations(job),
+        ]
         for key in _keys(job):
             found = self._of.get(key)
             if found is None:
@@ -91,26 +96,28 @@ class Recent:
             raise ValueError("keys and numbers do not match")
         if not all(map(math.isfinite, (number for row in state.numbers for number in row))):
             raise ValueError("a mean is not finite")
+        if any(square < 0 or count < 0 for _, square, _, count in state.numbers):
+            raise ValueError("a spread or count is below 0")
         found = cls(state.keys_max)
-        found._of = dict(zip(state.keys, state.numbers, strict=True))
+        found._of = OrderedDict(zip(state.keys, state.numbers, strict=True))
         return found
 
 
 def _keys(job: Features) -> tuple[str, ...]:
     """As in `FEATURES`."""
-    owner, name, size = job.owner, stem(job.name), gpu_class(job.gpus)
+    owner, name, size = part(job.owner), stem(job.name), gpu_class(job.gpus)
     return (
         f"ns\x1f{owner}\x1f{name}\x1f{size}",
         f"n\x1f{owner}\x1f{name}",
         f"o\x1f{owner}",
         f"os\x1f{owner}\x1f{size}",
-        f"ts\x1f{job.tenant}\x1f{size}",
+        f"ts\x1f{part(job.tenant)}\x1f{size}",
         "all",
     )
 
 
 def _iterations(job: Features) -> float:
-    for label in _ITERATIONS:
+    for label in ITERATIONS:
         if label in job.labels:
             try:
                 told = float(job.labels[label])
@@ -118,8 +125,3 @@ def _iterations(job: Features) -> float:
                 return -1.0
             return math.log1p(told) if 0 <= told < math.inf else -1.0
     return -1.0
-
-
-def moment(epoch_s: float) -> str:
-    """RFC 3339, for cards."""
-    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

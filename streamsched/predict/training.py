@@ -25,6 +25,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ from . import boosting
 from .boosting import FORMAT, LEAVES_MAX, QUANTILES, DamagedModel, Model, Trees
 from .curves import BINS, bin_of, kaplan_meier
 from .jobs import Ending, Finished, Floats, usable
-from .recent import FEATURES, Recent, moment
+from .recent import FEATURES, Recent
 
 JOBS_LEAST: Final = 200
 """With fewer there is no model."""
@@ -213,6 +214,14 @@ def card(model: Model, jobs: Sequence[Finished], seed: int, digest: str) -> dict
         "ended_from": moment(min(ends)),
         "ended_until": moment(max(ends)),
     }
+
+
+def moment(epoch_s: float) -> str:
+    """RFC 3339; as it stands where it is no time."""
+    try:
+        return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{epoch_s:g} s"
 
 
 def load(folder: Path) -> Trees | None:
