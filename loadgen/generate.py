@@ -395,6 +395,8 @@ def _check_recurrence(told: Recurrence) -> None:
         raise UserError("workload: shares of recurrent, failed and cancelled jobs are between 0 and 1")
     if told.users_per_tenant < 1 or told.families_per_user < 1 or not told.lifetime_runs >= 1:
         raise UserError("workload: at least one user, one family and one run of it are needed")
+    if not (0 <= told.user_skew < 100 and 0 <= told.family_skew < 100):
+        raise UserError("workload: the exponents of users and families are 0 or more, and below 100")
     if not (told.run_sigma >= 0 and math.isfinite(told.run_sigma)):
         raise UserError("workload: the deviation within a family must be 0 or more")
 
