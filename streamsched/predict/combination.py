@@ -39,9 +39,9 @@ _ALWAYS: Final = 3
 PENDING_MAX: Final = 100_000
 """Announced jobs that are kept; the oldest are forgotten first, and judged at their ends."""
 GROUPS_MAX: Final = 4_096
-_HALF_LIFE: Final = 200.0
+_HALF_LIFE: Final = 2_000.0
 _DECAY: Final = 2.0 ** (-1.0 / _HALF_LIFE)
-_SHRINK: Final = 20.0
+_SHRINK: Final = 200.0
 """Jobs as which everybody's loss counts in a group."""
 _RECENT: Final = 1.0 / 200.0
 _LONG: Final = 1.0 / 5_000.0
