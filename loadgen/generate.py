@@ -12,7 +12,11 @@ Four things are drawn, each from its own stream of the seed, so that changing on
 
 The profiles were fitted by eye to real traces: `philly` to Microsoft Philly 2017, `venus` to SenseTime Helios Venus
 2020 (median, mean and upper quantiles of durations, the table of sizes, batch sizes and hourly counts). Not
-modelled: weekly rhythm, likeness of jobs within a batch beyond their tenant, failures and resubmissions.
+modelled: weekly rhythm, and, but for `generate_recurrent`, likeness of jobs within a batch beyond their tenant.
+
+`generate_recurrent` gives the jobs users and names: most are another run of something the user has run before, as in
+production (65 % of the tasks of Alibaba PAI had at least five runs: Weng et al., "MLaaS in the Wild", NSDI'22), so
+that predicting from history can be tested.
 
 Only `Random.random` is used, whose sequence Python promises for a seed: equal seed, equal bytes on any version.
 """
@@ -143,7 +147,7 @@ def generate(options: WorkloadOptions) -> list[TraceJob]:
     sizes = _sizes(profile, options)
     durations, clamped = _durations(profile, options, sizes)
     rate_per_s = _rate_per_s(profile, options, sizes, durations)
-    submits, tenants = _arrivals(profile, options, rate_per_s)
+    submits, tenants, _ = _arrivals(profile, options, rate_per_s)
     return [
         TraceJob(
             index=i,
@@ -232,22 +236,28 @@ def _rate_per_s(profile: Profile, options: WorkloadOptions, sizes: list[int], du
     return options.load * options.cluster_gpus / gpu_s_per_job
 
 
-def _arrivals(profile: Profile, options: WorkloadOptions, rate_per_s: float) -> tuple[list[float], list[str]]:
-    """Submit times in order, the first at `start_s`, and the tenant of each."""
+def _arrivals(
+    profile: Profile, options: WorkloadOptions, rate_per_s: float
+) -> tuple[list[float], list[str], list[int]]:
+    """Submit times in order, the first at `start_s`, and the tenant and the batch of each."""
     rng = _stream(options, "arrivals")
     batches = _batch_sizes(profile, options, rng)
     starts = _batch_starts(profile, options, len(batches), options.jobs / rate_per_s, rng)
     pick_tenant = _picker([1.0 / rank**profile.tenant_skew for rank in range(1, profile.tenants + 1)])
     gap_s = min(profile.gap_s, 0.5 / rate_per_s)  # a batch is denser than the stream it is in, at any rate
-    arrivals: list[tuple[float, int]] = []
-    for start_s, size in zip(starts, batches, strict=True):
+    arrivals: list[tuple[float, int, int]] = []
+    for batch, (start_s, size) in enumerate(zip(starts, batches, strict=True)):
         tenant, at = pick_tenant(rng), start_s
         for _ in range(size):
-            arrivals.append((at, tenant))
+            arrivals.append((at, tenant, batch))
             at += gap_s * math.exp(_normal(rng))
     arrivals.sort()
     origin = options.start_s - arrivals[0][0]
-    return [round(at + origin, 3) for at, _ in arrivals], [f"tenant-{tenant:02d}" for _, tenant in arrivals]
+    return (
+        [round(at + origin, 3) for at, _, _ in arrivals],
+        [f"tenant-{tenant:02d}" for _, tenant, _ in arrivals],
+        [batch for _, _, batch in arrivals],
+    )
 
 
 def _batch_sizes(profile: Profile, options: WorkloadOptions, rng: Random) -> list[int]:
@@ -296,3 +306,144 @@ def _levels(profile: Profile, options: WorkloadOptions, steps: int, step_s: floa
         levels.append(diurnal * math.exp(sigma * max(-6.0, min(level, 6.0))))
         level = memory * level + math.sqrt(1.0 - memory**2) * _normal(rng)
     return levels
+
+
+# ── recurrent users and job families ─────────────────────────────────────────────────────────────────────────────────
+
+_VERBS: Final = ("train", "finetune", "pretrain", "eval", "distill")
+_MODELS: Final = ("resnet", "bert", "unet", "llama", "vit", "whisper", "yolo", "gnn", "tabular", "diffusion")
+_DATA: Final = ("imagenet", "wiki", "coco", "speech", "logs", "clicks", "genome", "traffic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """Who submits, and how alike the runs of one family are."""
+
+    users_per_tenant: int = 6
+    user_skew: float = 1.0
+    """Exponent of the Zipf law of a tenant's users."""
+    recurrent_share: float = 0.8
+    """Share of batches that run something of the user's families; the others are run once."""
+    families_per_user: int = 5
+    family_skew: float = 1.0
+    run_sigma: float = 0.3
+    """Standard deviation of ln(duration) within a family."""
+    failed_share: float = 0.1
+    """Share of runs that fail, after a part of their duration that is uniform in its logarithm down to 1 s."""
+    cancelled_share: float = 0.05
+    """Share of runs that their users end, likewise."""
+    lifetime_runs: float = 200.0
+    """Mean runs after which a family gives way to a new one (geometric)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentJob:
+    """`job.duration_s` is how long it really runs, whatever ends it."""
+
+    job: TraceJob
+    user: str
+    name: str
+    """With the number of the run in it, as users do."""
+    ending: str
+    """completed, failed or cancelled."""
+
+
+@dataclass(slots=True)
+class _Family:
+    name: str
+    gpus: int
+    duration_s: float
+    runs: int = 0
+
+
+def generate_recurrent(options: WorkloadOptions, recurrence: Recurrence | None = None) -> list[RecurrentJob]:
+    """Jobs that arrive as those of `generate` (which is not changed by this), with sizes and durations by family.
+
+    A family's size and median duration are drawn by the profile's laws, so the mix of all jobs is about the profile's.
+    All jobs of a batch are of one user and one family.
+    """
+    told = recurrence or Recurrence()
+    _check_recurrence(told)
+    profile = _validated(options)
+    sizes = _sizes(profile, options)
+    rate_per_s = _rate_per_s(profile, options, sizes, _durations(profile, options, sizes)[0])
+    submits, tenants, batches = _arrivals(profile, options, rate_per_s)
+    draw, of_batch = _Families(profile, options, told), dict[int, tuple[str, _Family]]()
+    jobs = []
+    for i, (submit_s, tenant, batch) in enumerate(zip(submits, tenants, batches, strict=True)):
+        if batch not in of_batch:
+            of_batch[batch] = draw.family(tenant)
+        user, family = of_batch[batch]
+        family.runs += 1
+        duration_s, clamped, ending = draw.run(family)
+        job = TraceJob(
+            index=i,
+            line=i + 2,
+            submit_s=submit_s,
+            duration_s=duration_s,
+            gpus=family.gpus,
+            tenant=tenant,
+            clamped=clamped,
+        )
+        jobs.append(RecurrentJob(job, user, f"{family.name}-run{family.runs}", ending))
+    return jobs
+
+
+def _check_recurrence(told: Recurrence) -> None:
+    shares = (told.recurrent_share, told.failed_share, told.cancelled_share)
+    if not all(0 <= share <= 1 for share in shares) or told.failed_share + told.cancelled_share > 1:
+        raise UserError("workload: shares of recurrent, failed and cancelled jobs are between 0 and 1")
+    if told.users_per_tenant < 1 or told.families_per_user < 1 or not told.lifetime_runs >= 1:
+        raise UserError("workload: at least one user, one family and one run of it are needed")
+    if not (0 <= told.user_skew < 100 and 0 <= told.family_skew < 100):
+        raise UserError("workload: the exponents of users and families are 0 or more, and below 100")
+    if not (told.run_sigma >= 0 and math.isfinite(told.run_sigma)):
+        raise UserError("workload: the deviation within a family must be 0 or more")
+
+
+class _Families:
+    """Draws users, their families and the runs of these, each from its own stream."""
+
+    def __init__(self, profile: Profile, options: WorkloadOptions, told: Recurrence) -> None:
+        self.profile, self.options, self.told = profile, options, told
+        self.users, self.families, self.runs = (_stream(options, name) for name in ("users", "families", "runs"))
+        self.pick_user = _zipf(told.users_per_tenant, told.user_skew)
+        self.pick_family = _zipf(told.families_per_user, told.family_skew)
+        self.pick_size, self.gpus = _picker(list(profile.gpu_share.values())), list(profile.gpu_share)
+        self.pick_mix = _picker([share for share, _, _ in profile.duration_mix])
+        self.limit_s = min(profile.duration_max_s, options.duration_max_s or math.inf)
+        self.of_user: dict[str, list[_Family | None]] = {}
+
+    def family(self, tenant: str) -> tuple[str, _Family]:
+        """A user of the tenant, and what is run next."""
+        user = f"{tenant}-user-{self.pick_user(self.users):02d}"
+        if self.users.random() >= self.told.recurrent_share:
+            return user, self._new()
+        place = self.pick_family(self.users)
+        known = self.of_user.setdefault(user, [None] * self.told.families_per_user)
+        family = known[place]
+        if family is None or self.users.random() < 1.0 / self.told.lifetime_runs:
+            family = known[place] = self._new()
+        return user, family
+
+    def _new(self) -> _Family:
+        rng, profile, options = self.families, self.profile, self.options
+        gpus = min(self.gpus[self.pick_size(rng)], options.gpus_max or self.gpus[-1])
+        name = "_".join(words[int(rng.random() * len(words))] for words in (_VERBS, _MODELS, _DATA))
+        seconds = _duration(profile, rng, self.pick_mix) * min(gpus, 8) ** profile.size_exponent
+        return _Family(name, gpus, seconds * options.duration_scale)
+
+    def run(self, family: _Family) -> tuple[float, bool, str]:
+        """(duration in s, whether it was cut, how it ended) of one run."""
+        rng = self.runs
+        whole_s = family.duration_s * math.exp(self.told.run_sigma * _normal(rng))
+        ending, part = rng.random(), rng.random()
+        clamped = whole_s > self.limit_s
+        whole_s = min(max(whole_s, 1.0), self.limit_s)
+        if ending >= self.told.failed_share + self.told.cancelled_share:
+            return round(whole_s, 3), clamped, "completed"
+        return round(whole_s**part, 3), False, "failed" if ending < self.told.failed_share else "cancelled"
+
+
+def _zipf(count: int, skew: float) -> Callable[[Random], int]:
+    return _picker([1.0 / rank**skew for rank in range(1, count + 1)])

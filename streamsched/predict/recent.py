@@ -1,0 +1,127 @@
+"""Recent run times by key as a few numbers: the features that boosting learns from."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from .curves import LONGEST_S
+from .jobs import Features, Finished, Floats, gpu_class, part, stem, usable
+
+_FORGET: Final = 0.3
+"""Weight of the newest in the running mean."""
+_UNKNOWN: Final = -5.0
+"""Stands for a mean or a last run time that there is none of; ln(1 s) is 0."""
+_WEEK_S: Final = 7 * 86_400.0
+ITERATIONS: Final = ("iterations", "steps", "epochs")
+"""Labels that say how much work a job is."""
+FEATURES: Final = (
+    "log2_gpus", "hour", "weekday", "iterations",
+    *(f"{key}_{what}" for key in ("name_size", "name", "owner", "owner_size", "tenant_size", "all")
+      for what in ("mean", "last", "spread", "count")),
+)  # fmt: skip
+"""Columns of a row, in order. Another list is another version (`boosting.FORMAT`)."""
+
+
+class RecentState(Struct, frozen=True, array_like=True):
+    keys_max: int
+    keys: list[str]
+    numbers: list[tuple[float, float, float, float]]
+
+
+class Recent:
+    """Running mean, spread and last of ln(run time) by key, at most `keys_max` keys, those longest unused go first."""
+
+    def __init__(self, keys_max: int = 32_768) -> None:
+        self.keys_max = keys_max
+        self._of: OrderedDict[str, tuple[float, float, float, float]] = OrderedDict()
+        """Key -> (mean, mean square deviation, last, count), by last use."""
+
+    def observe(self, job: Finished) -> None:
+        """Censored jobs count with what they ran: a mean has no other way, and the curves have a better one."""
+        if not usable(job.run_s):
+            return
+        value = math.log(min(max(job.run_s, 1.0), LONGEST_S))
+        for key in _keys(job.features):
+            mean, square, _, count = self._of.pop(key, (value, 0.0, value, 0.0))
+            share = max(_FORGET, 1.0 / (count + 1.0))
+            off = value - mean
+            self._of[key] = (
+                mean + share * off,
+                (1.0 - share) * (square + share * off * off),
+                value,
+                count + 1.0,
+            )
+            if len(self._of) > self.keys_max:
+                self._of.popitem(last=False)
+
+    def row(self, job: Features) -> list[float]:
+        """`FEATURES` of a job, from what was observed so far."""
+        when_s = job.submitted_at % _WEEK_S if math.isfinite(job.submitted_at) else 0.0  # day 0 is a Thursday
+        out = [
+            math.log2(min(max(1, job.gpus), 1e6)),
+            (when_s / 3600.0) % 24.0,
+            float(when_s // 86_400.0),
+            _iterations(job),
+        ]
+        for key in _keys(job):
+            found = self._of.get(key)
+            if found is None:
+                out += (_UNKNOWN, _UNKNOWN, _UNKNOWN, 0.0)
+            else:
+                mean, square, last, count = found
+                out += (mean, last, math.sqrt(square), math.log1p(count))
+        return out
+
+    def rows(self, jobs: Sequence[Features]) -> Floats:
+        """[job, feature]."""
+        return np.array([self.row(job) for job in jobs], np.float64).reshape(len(jobs), len(FEATURES))
+
+    @property
+    def memory_bytes(self) -> int:
+        return 300 * len(self._of)
+
+    def state(self) -> RecentState:
+        return RecentState(self.keys_max, list(self._of), list(self._of.values()))
+
+    @classmethod
+    def restored(cls, state: RecentState) -> Recent:
+        """Raises ValueError."""
+        if len(state.keys) != len(state.numbers) or len(state.keys) > state.keys_max:
+            raise ValueError("keys and numbers do not match")
+        if not all(map(math.isfinite, (number for row in state.numbers for number in row))):
+            raise ValueError("a mean is not finite")
+        if any(square < 0 or count < 0 for _, square, _, count in state.numbers):
+            raise ValueError("a spread or count is below 0")
+        found = cls(state.keys_max)
+        found._of = OrderedDict(zip(state.keys, state.numbers, strict=True))
+        return found
+
+
+def _keys(job: Features) -> tuple[str, ...]:
+    """As in `FEATURES`."""
+    owner, name, size = part(job.owner), stem(job.name), gpu_class(job.gpus)
+    return (
+        f"ns\x1f{owner}\x1f{name}\x1f{size}",
+        f"n\x1f{owner}\x1f{name}",
+        f"o\x1f{owner}",
+        f"os\x1f{owner}\x1f{size}",
+        f"ts\x1f{part(job.tenant)}\x1f{size}",
+        "all",
+    )
+
+
+def _iterations(job: Features) -> float:
+    for label in ITERATIONS:
+        if label in job.labels:
+            try:
+                told = float(job.labels[label])
+            except ValueError:
+                return -1.0
+            return math.log1p(told) if 0 <= told < math.inf else -1.0
+    return -1.0

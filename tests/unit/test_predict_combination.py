@@ -1,0 +1,230 @@
+"""The best of several, calibrated; cold starts, drift, progress, state."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from predict_jobs import features, finished
+
+from streamsched.predict import Combination, Ending, Track, history
+from streamsched.predict import state as states
+from streamsched.predict.counts import Counts
+from streamsched.predict.jobs import Features, stem
+from streamsched.predict.neighbours import Neighbours
+from streamsched.predict.progress import Reading
+from streamsched.predict.state import DamagedState, from_bytes, restored, to_bytes
+
+
+def taught(jobs: int = 300) -> Combination:
+    """One user whose `eval` takes 100 s and whose `train` takes 10,000 s."""
+    predictor, draw = Combination(), np.random.default_rng(2)
+    for number in range(jobs):
+        name, middle = (("eval", 100.0), ("train", 10_000.0))[number % 2]
+        run_s = middle * float(np.exp(0.1 * draw.standard_normal()))
+        predictor.observe(finished(run_s, f"{name}-model-{number}", user="u", job_id=f"j{number}"))
+    return predictor
+
+
+def test_a_cold_start_has_an_answer_and_a_wide_one() -> None:
+    low, high = Combination().predict(features()).interval_s
+    assert 0 < low < 60
+    assert high > 86_400
+
+
+def test_no_jobs_no_answers() -> None:
+    assert Combination().predict_many([]) == []
+    assert len(history().times([]).median_s) == 0
+
+
+def test_history_tells_families_apart_and_its_intervals_get_narrow() -> None:
+    short, long = taught().predict_many([features("eval-model-x", user="u"), features("train-model-x", user="u")])
+    assert short.median_s == pytest.approx(100.0, rel=0.25)
+    assert long.median_s == pytest.approx(10_000.0, rel=0.25)
+    assert long.interval_s[1] / long.interval_s[0] < 30
+
+
+def test_the_member_with_the_least_loss_answers() -> None:
+    """Survival curves know neither user nor name: here they have the larger loss."""
+    predictor = taught()
+    loss = predictor.recent_loss()
+    assert loss["history"] < loss["survival"]
+    assert predictor.chosen(features("eval-model-x", user="u")) in ("history", "neighbours")
+
+
+def test_a_member_that_was_not_there_for_the_hard_jobs_is_not_the_better_for_it() -> None:
+    losses = Combination().loss
+    for _ in range(100):
+        losses.add([3.0, 2.0, 4.0, None])
+    for _ in range(50):
+        losses.add([0.3, 0.2, 0.4, 0.31])
+    assert losses.excess(1) < 0 < losses.excess(3)
+
+
+def test_age_and_progress_change_what_is_left() -> None:
+    predictor, job = taught(), features("train-model-x", user="u")
+    fresh, old = predictor.predict(job), predictor.predict(job, 8_000.0)
+    assert old.median_s < 0.5 * fresh.median_s
+    assert predictor.predict(job, 8_000.0, 0.2).median_s > 1.3 * old.median_s
+    assert predictor.predict(job, 8_000.0, 0.95).median_s < 0.5 * old.median_s
+
+
+def test_steps_without_a_total_are_judged_by_those_of_earlier_runs() -> None:
+    predictor = Combination()
+    for number in range(30):
+        predictor.observe(finished(1_000.0, "train", user="u", job_id=str(number), steps=500.0))
+    job, track = features("train", user="u"), Track()
+    track.add(Reading(0.0, 50.0), 1_000.0)
+    track.add(Reading(0.0, 100.0), 2_000.0)  # this run is ten times as slow
+    assert predictor.expected_steps(job, 100.0) == pytest.approx(500.0, rel=0.15)
+    assert predictor.predict(job, 2_000.0, track).median_s == pytest.approx(8_000.0, rel=0.4)
+    assert predictor.expected_steps(features("other", user="else"), 100.0) == 0.0
+
+
+def test_arrays_for_policies_agree_with_single_answers() -> None:
+    predictor = taught()
+    jobs, ages = [features("eval-model-x", user="u"), features("train-model-x", user="u")], [30.0, 500.0]
+    times = predictor.times(jobs, ages)
+    alone = [predictor.predict(job, age) for job, age in zip(jobs, ages, strict=True)]
+    assert times.median_s == pytest.approx([one.median_s for one in alone])
+    assert times.mean_s == pytest.approx([one.mean_s for one in alone])
+    assert times.total_median_s == pytest.approx(np.array(ages) + times.median_s)
+    ranks = predictor.gittins_s(jobs, ages)
+    assert ranks[0] < ranks[1]
+
+
+def test_censored_jobs_are_known_to_run_longer() -> None:
+    cut, done = history(), history()
+    for _ in range(20):
+        cut.observe(finished(100.0, "a", ending=Ending.CANCELLED))
+        done.observe(finished(100.0, "a"))
+    assert done.predict(features("a")).median_s == pytest.approx(100.0, rel=0.2)
+    assert cut.predict(features("a")).median_s > 500.0
+
+
+# ── drift ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_drift_is_seen_when_jobs_become_longer_and_is_gone_when_they_are_learned() -> None:
+    predictor, draw, seen = Combination(), np.random.default_rng(5), False
+
+    def run(jobs: int, middle_s: float) -> None:
+        nonlocal seen
+        predictor.expect([features(job_id=str(number)) for number in range(jobs)])
+        for number in range(jobs):
+            run_s = middle_s * float(np.exp(0.4 * draw.standard_normal()))
+            predictor.observe(finished(run_s, job_id=str(number)))
+            seen = seen or bool(predictor.drift().reasons)
+
+    for _ in range(40):
+        run(20, 100.0)
+    assert predictor.drift().reasons == ()
+    assert predictor.drift().coverage == pytest.approx(0.9, abs=0.06)
+    seen = False
+    run(80, 50_000.0)
+    assert seen
+    assert any("covers" in reason or "longer" in reason for reason in predictor.drift().reasons)
+    for _ in range(100):
+        run(20, 50_000.0)
+    assert not any("covers" in reason for reason in predictor.drift().reasons)
+
+
+# ── texts of users ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_names_are_alike_without_what_changes_from_run_to_run() -> None:
+    assert stem("Train_ResNet50-lr3e-4_run17") == stem("train_resnet50-lr1e-3_run18") == "train resnet lr run"
+    assert len(stem("long" * 1_000)) <= 64
+
+
+def test_neighbours_find_the_job_of_the_most_alike_words() -> None:
+    near = Neighbours()
+    for number in range(20):
+        near.observe(finished(100.0, f"eval bert wiki {number}", user="a"))
+        near.observe(finished(9_000.0, f"train llama genome {number}", user="b"))
+    assert near.predict(features("train llama traffic", user="b")).median_s > 2_000
+    assert near.predict(features("eval bert coco", user="a")).median_s < 500
+
+
+# ── bounds ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_keys_longest_unused_make_room() -> None:
+    counts = Counts(5.0, keys_max=3)
+    for key in ("a", "b", "c", "a", "d"):
+        counts.add([key], 10.0, False)
+    assert list(counts.slots) == ["c", "a", "d"]
+    assert counts.weight(counts.rows(["b", "d"])).tolist() == [0.0, 1.0]
+
+
+def test_old_jobs_count_half_after_the_half_life() -> None:
+    counts = Counts(half_life=4.0, keys_max=3)
+    for _ in range(500):
+        counts.add(["a"], 10.0, False)
+    assert float(counts.weight(counts.rows(["a"]))[0]) == pytest.approx(1 / (1 - 2**-0.25), rel=1e-3)
+
+
+def test_jobs_announced_and_never_seen_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamsched.predict.combination.PENDING_MAX", 10)
+    predictor = Combination()
+    predictor.expect([features(job_id=str(number)) for number in range(25)])
+    assert list(predictor.expected) == [str(number) for number in range(15, 25)]
+    predictor.forget("20")
+    assert "20" not in predictor.expected
+
+
+# ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_damaged_states_make_a_cold_start_and_a_line() -> None:
+    data = to_bytes(taught(20))
+    for odd in (b"junk", data[:50], data[:-1], data[:40] + b"\xff" + data[41:], data[:8] + b"\x63" + data[9:]):
+        with pytest.raises(DamagedState):
+            from_bytes(odd)
+        predictor, reason = restored(odd)
+        assert predictor.observed == 0
+        assert reason.startswith("run-time predictor:")
+        assert "\n" not in reason
+    assert restored(None)[1] == restored(data)[1] == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["survival"].__setitem__(1, math.nan),
+        lambda s: s["history"][2].__setitem__(0, -1.0),
+        lambda s: s["history"][2].__setitem__(5, b""),
+        lambda s: s["losses"].pop(""),
+        lambda s: s["losses"][""]["jobs"].pop(),
+        lambda s: s["calibrators"]["history"].__setitem__(1, math.inf),
+        lambda s: s["watched"].__setitem__("loss", math.nan),
+        lambda s: s["boosting"]["recent"][2][0].__setitem__(1, -1.0),
+        lambda s: s["steps"].__setitem__(0, "survival"),
+    ],
+)
+def test_a_state_that_does_not_hold_together_is_refused(change: Any) -> None:
+    plain = msgspec.msgpack.decode(to_bytes(taught(20))[states._HEAD :])
+    change(plain)
+    body = msgspec.msgpack.encode(plain)
+    data = states._MAGIC + bytes([states.FORMAT]) + states.zlib.crc32(body).to_bytes(4, "big") + body
+    with pytest.raises(DamagedState, match="does not hold together"):
+        from_bytes(data)
+
+
+def test_nothing_here_needs_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = builtins.__import__
+
+    def refusing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == "sklearn":
+            raise ModuleNotFoundError(name)
+        return imported(name, *args, **kwargs)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", refusing)
+    assert from_bytes(to_bytes(taught(50))).predict(Features(gpus=1)).median_s > 0
