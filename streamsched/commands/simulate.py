@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from loadgen.jobs import TraceJob
     from streamsched.core.window import Ranker
     from streamsched.sim.fast import Outcome, Workload
+    from streamsched.sim.learning import Estimator
     from streamsched.sim.metrics import Schedule
     from streamsched.sim.scenario import NodeGroup
 
@@ -75,7 +76,9 @@ MoveAfterS = Annotated[
     float | None,
     typer.Option(min=1e-3, help="With --fast: who has run so long on one node may be moved to make room, s."),
 ]
-EstimatesOption = Annotated[str, typer.Option(help="What rules know of run times: none, user, true, noisy:SIGMA.")]
+EstimatesOption = Annotated[
+    str, typer.Option(help="What is known of run times: none, user, true, predicted or noisy:SIGMA.")
+]
 Fast = Annotated[bool, typer.Option(help="The compiled path: classic rules and index policies, greedy.")]
 JobsFormat = Annotated[Literal["csv", "parquet"], typer.Option(help="Of the file of jobs; Parquet: extra `trace`.")]
 Out = Annotated[Path, typer.Option(help="Folder for summary.json, jobs.csv and report.html.")]
@@ -289,14 +292,16 @@ def _plan(
     if policy not in POLICIES:
         raise UserError(f"unknown policy {policy!r}: choose one of {', '.join(POLICIES)}")
     if policy in SEE_RUN_TIMES and estimates.kind == "none":
-        raise UserError(f"policy {policy} orders by run times: give --estimates user, true or noisy:SIGMA")
+        raise UserError(f"policy {policy} orders by run times: give --estimates user, true, predicted or noisy:SIGMA")
     if backfill in ("easy", "conservative") and estimates.kind == "none":
-        raise UserError(f"--backfill {backfill} needs run times: give --estimates user, true or noisy:SIGMA")
+        raise UserError(f"--backfill {backfill} needs run times: give --estimates user, true, predicted or noisy:SIGMA")
     if backfill in ("easy", "conservative") and preempt == "on":
         raise UserError(f"--backfill {backfill} is for runs that go on to their ends: leave out --preempt on")
     for name, value in (("--bound-s", costs.bound_s), ("--move-after-s", costs.move_after_s)):
         if value is not None and not (fast and preempt == "on"):
             raise UserError(f"{name} is for --fast with --preempt on: leave it out")
+    if fast and estimates.kind == "predicted":
+        raise UserError("--estimates predicted learns while the simulation goes on, --fast cannot: leave it out")
     if fast and placement != "greedy":
         raise UserError("--fast places greedily: leave it out")
     known = _FAST_PREEMPTIVE if preempt == "on" else tuple(FORMULAS)
@@ -351,6 +356,7 @@ def _run_one(plan: Plan, progress: bool = False) -> Run:
         tenants=tuple(job.tenant for job, _ in rows),
         gpu_milli=tuple(_part_of_one(job) for job, _ in rows),
         gpu_types=tuple(job.gpu_types for job, _ in rows),
+        clamped=tuple(job.clamped for job, _ in rows),
     )
     schedule = _by_fast(plan, columns) if plan.fast else _by_core(plan, columns, progress)
     refusals = found.refusals
@@ -374,6 +380,7 @@ class _Columns:
     """Thousandths of a GPU that a job takes of its one GPU. Those of several GPUs have whole ones."""
     gpu_types: tuple[tuple[str, ...], ...]
     """Empty: any."""
+    clamped: tuple[bool, ...]
 
 
 def _part_of_one(job: TraceJob) -> int:
@@ -430,18 +437,42 @@ def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:
 
 
 def _gittins_table(plan: Plan) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """From the jobs of the trace that had ended, by its own word, before the first that is simulated."""
-    from loadgen.trace import Window, read_trace
     from streamsched.policy import gittins
 
-    start = plan.submitted_from
-    jobs = () if start is None else read_trace(plan.trace, Window(None, start)).jobs
-    over = [job for job in jobs if start is not None and job.submit_s + job.duration_s <= start]
+    over = _over_before(plan)
     if not over:
         raise UserError(f"{plan.trace}: policy gittins learns from jobs that ended before --from, and there are none")
     gpus = np.array([job.gpus for job in over])
     service = np.array([job.duration_s for job in over]) * gpus
     return np.asarray(gittins.table(service, gpus, np.array([job.clamped for job in over])))
+
+
+def _over_before(plan: Plan) -> list[TraceJob]:
+    """Jobs of the trace that had ended, had they started at once, before the first that is simulated; by their ends."""
+    from loadgen.trace import Window, read_trace
+
+    start = plan.submitted_from
+    if start is None:
+        return []
+    try:
+        jobs = read_trace(plan.trace, Window(None, start)).jobs
+    except UserError:  # there are none
+        return []
+    over = [job for job in jobs if job.submit_s + job.duration_s <= start]
+    return sorted(over, key=lambda job: job.submit_s + job.duration_s)
+
+
+def _learned(plan: Plan, whole: int) -> Estimator:
+    """Knows what had ended before the first job."""
+    from streamsched.sim.learning import Learned
+    from streamsched.sim.workload import job as sim_job
+
+    estimator = Learned()
+    for number, job in enumerate(_over_before(plan)):
+        known = sim_job(-1 - number, job.submit_s, job.duration_s, job.gpus, job.tenant, None, False, whole,
+                        clamped=job.clamped)  # fmt: skip
+        estimator.observe(known, job.submit_s + job.duration_s)
+    return estimator
 
 
 def _ranker(plan: Plan, origin_s: float) -> Ranker:
@@ -465,6 +496,7 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
             *(number, submit_s, run_s, gpus, columns.tenants[number], estimates[number], plan.preempt, whole),
             gpu_milli=columns.gpu_milli[number],
             gpu_types=columns.gpu_types[number] if typed else (),
+            clamped=columns.clamped[number],
         )
         for number, (submit_s, run_s, gpus) in enumerate(rows)
     ]
@@ -492,6 +524,7 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
             _ranker(plan, float(columns.submit_s[0])),
             SimOptions(placement=plan.placement, checkpoint_s=plan.costs.checkpoint_s),
             lambda finished: bar.update(task, completed=finished),
+            _learned(plan, whole) if plan.estimates.kind == "predicted" else None,
         )
     return from_core(result)
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
@@ -25,6 +27,7 @@ from streamsched.core.problem import Problem, Solution, SolveStatus
 from streamsched.core.window import Ranker
 from streamsched.placement import SolveLimits, greedy, solve
 
+from .learning import Estimator
 from .workload import SimJob, in_order
 
 POOL = "simulated"
@@ -101,11 +104,13 @@ def simulate(
     ranker: Ranker,
     options: SimOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
+    estimator: Estimator | None = None,
 ) -> SimResult:
-    """Run the jobs (in order of submission) to their ends. `on_progress` is told the number of finished jobs."""
+    """Run the jobs (in order of submission) to their ends. `on_progress` is told the number of finished jobs;
+    `estimator` says at each arrival what is known of the run time, in place of the job's own estimate."""
     if not in_order(jobs):
         raise ValueError("jobs are not in order of their submission")
-    return _Simulation(jobs, nodes, config, ranker, options or SimOptions(), on_progress).run()
+    return _Simulation(jobs, nodes, config, ranker, options or SimOptions(), on_progress, estimator).run()
 
 
 class _Simulation:
@@ -117,8 +122,10 @@ class _Simulation:
         ranker: Ranker,
         options: SimOptions,
         on_progress: Callable[[int], None] | None,
+        estimator: Estimator | None,
     ) -> None:
         self.options, self.config, self.on_progress = options, config, on_progress
+        self.estimator = estimator
         self.state = ClusterState(POOL, config, ranker)
         self.lived = {job.spec.job_id: Lived(job) for job in jobs}
         self.arrivals = list(jobs)
@@ -183,13 +190,19 @@ class _Simulation:
             lived = self.lived[job_id]
             lived.finish_s = self.now
             self.finished += 1
+            if self.estimator is not None:
+                self.estimator.observe(lived.job, self.now)
             self.busy_milli -= lived.job.spec.total_gpu_milli
             self._leave(placement_id)
             self._tell(ev.RunCompleted(placement_id=placement_id, job_id=job_id, time=self.now))
 
     def _arrive(self) -> None:
         while self.arrived < len(self.arrivals) and self.arrivals[self.arrived].spec.submitted_at <= self.now:
-            self._tell(ev.JobArrived(spec=self.arrivals[self.arrived].spec))
+            job = self.arrivals[self.arrived]
+            spec = job.spec
+            if self.estimator is not None:
+                spec = replace(spec, estimate_s=self.estimator.estimate(job))
+            self._tell(ev.JobArrived(spec=spec))
             self.arrived += 1
 
     def _window(self) -> None:

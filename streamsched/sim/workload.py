@@ -22,6 +22,8 @@ class SimJob:
     spec: JobSpec
     run_s: float
     """Run time without interruption, on the fastest of its GPU types, s."""
+    clamped: bool = False
+    """`run_s` is a lower bound: whoever made the trace cut it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Estimates:
     """What the scheduler believes of run times.
 
     `none`: nothing. `user`: what the trace says users said. `true`: the run time (rules that look at it are oracles).
-    `noisy`: the run time times exp(sigma N(0, 1)), drawn once per job.
+    `noisy`: the run time times exp(sigma N(0, 1)), drawn once per job. `predicted`: what is learned from jobs that have
+    finished by then (`learning.py`).
     """
 
     kind: str
@@ -37,7 +40,7 @@ class Estimates:
 
     @classmethod
     def parse(cls, text: str) -> Estimates:
-        """`none`, `user`, `true` or `noisy:SIGMA`."""
+        """`none`, `user`, `true`, `predicted` or `noisy:SIGMA`."""
         kind, _, sigma = text.partition(":")
         if kind == "noisy":
             try:
@@ -47,8 +50,8 @@ class Estimates:
             if not (math.isfinite(value) and value >= 0):
                 raise UserError(f"--estimates {text}: expected noisy:SIGMA with a number of at least 0, as noisy:0.5")
             return cls(kind, value)
-        if kind not in ("none", "user", "true") or sigma:
-            raise UserError(f"--estimates {text}: expected none, user, true or noisy:SIGMA")
+        if kind not in ("none", "user", "true", "predicted") or sigma:
+            raise UserError(f"--estimates {text}: expected none, user, true, predicted or noisy:SIGMA")
         return cls(kind)
 
     def __str__(self) -> str:
@@ -85,6 +88,7 @@ def job(
     whole: int = WHOLE_NODE_GPUS,
     gpu_milli: int = WHOLE_GPU,
     gpu_types: tuple[str, ...] = (),
+    clamped: bool = False,
 ) -> SimJob:
     """`number` is the job's place in the trace and becomes its id; `whole`: GPUs of the cluster's largest nodes;
     `gpu_milli`: thousandths of the one GPU that it takes a part of; `gpu_types`: that it may run on, empty for any."""
@@ -101,7 +105,7 @@ def job(
         gpu_milli=gpu_milli,
         gpu_types=gpu_types,
     )
-    return SimJob(spec, run_s)
+    return SimJob(spec, run_s, clamped)
 
 
 def is_share(job: SimJob) -> bool:

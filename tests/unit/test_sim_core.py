@@ -13,7 +13,7 @@ from streamsched.policy import by_name
 from streamsched.sim import fast
 from streamsched.sim.scenario import read_scenario
 from streamsched.sim.simulator import Lived, simulate
-from streamsched.sim.workload import job, nodes_of
+from streamsched.sim.workload import SimJob, job, nodes_of
 
 FIGURES = {
     ("philly-4w", "fcfs"): (2_279, 12_719),
@@ -51,3 +51,30 @@ def test_the_core_meets_the_reference_figures(traces_dir: Path, scenario: str, r
     wait = math.fsum(one.wait_s or 0.0 for one in lived) / len(lived)
     jct = math.fsum((one.finish_s or 0.0) - one.job.spec.submitted_at for one in lived) / len(lived)
     assert (wait, jct) == pytest.approx(FIGURES[scenario, rule], rel=0.01)
+
+
+class Spy:
+    """Notes what is told and asked, in order."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str, float]] = []
+
+    def estimate(self, job: SimJob) -> float:
+        self.heard.append(("asked", job.spec.job_id, job.spec.submitted_at))
+        return {"j1": 50.0, "j2": 20.0}.get(job.spec.job_id, 1.0)
+
+    def observe(self, job: SimJob, now: float) -> None:
+        self.heard.append(("ended", job.spec.job_id, now))
+
+
+def test_an_estimator_is_told_of_ends_before_it_is_asked_and_of_nothing_else() -> None:
+    """One node: j0 runs until 10, when j2 arrives; the estimates, not the run times, say that j2 goes before j1."""
+    jobs = [job(0, 0.0, 10.0, 8), job(1, 1.0, 5.0, 8), job(2, 10.0, 30.0, 8)]
+    spy = Spy()
+    config = SchedulerConfig(policy="sjf", reservations_max=0)
+    result = simulate(jobs, nodes_of([(1, 8, "any")]), config, by_name("sjf"), estimator=spy)
+    assert [one.first_start_s for one in result.jobs] == [0, 40, 10]
+    assert spy.heard == [
+        *(("asked", "j0", 0.0), ("asked", "j1", 1.0), ("ended", "j0", 10.0), ("asked", "j2", 10.0)),
+        *(("ended", "j2", 40.0), ("ended", "j1", 45.0)),
+    ]

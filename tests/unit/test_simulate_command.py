@@ -136,6 +136,19 @@ def test_parts_of_gpus_and_types_on_a_list_of_nodes(tmp_path: Path) -> None:
     assert "part of one" in words
 
 
+def test_predictions_learn_from_what_had_ended(tmp_path: Path) -> None:
+    """Jobs of 8 GPUs took 10 s before the slice, those of 1 GPU 5,000 s: of two that wait the shorter goes first."""
+    trace = tmp_path / "trace.csv"
+    early = "".join(f"s{n},{n},10,8,t\nl{n},{n},5000,1,t\n" for n in range(40))
+    rows = "first,100000,100,8,t\nlong,100001,10,1,t\nshort,100002,5000,8,t\n"
+    trace.write_text("job_id,submit_s,duration_s,gpus,tenant\n" + early + rows)
+    args = ("--trace", trace, "--nodes", "1x8:V", "--from", "100000", "--backfill", "none", "--policy", "sjf")
+    run("simulate", *args, "--estimates", "predicted", "--out", tmp_path / "out")
+    starts = [float(line.split(",")[5]) for line in (tmp_path / "out" / "jobs.csv").read_text().splitlines()[1:]]
+    assert starts == [100000, 105100, 100100]  # the prediction is wrong for both, and true run times are not seen
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["policy"] == "sjf (predicted)"
+
+
 def test_bound_and_moves_reach_the_compiled_path(tmp_path: Path) -> None:
     """As counted in test_sim_fast.py: the job of 8 GPUs starts at once where one of 1 GPU is moved."""
     trace = tmp_path / "trace.csv"
@@ -179,6 +192,7 @@ def test_preemptive_policies_by_both_ways(tmp_path: Path, policy: str, way: tupl
         (("--nodes", "1x8", "--fast", "--policy", "las"), "--fast with --preempt off knows fcfs"),
         (("--nodes", "1x8", "--fast", "--preempt", "on"), "--fast with --preempt on knows las, gittins, srtf"),
         (("--nodes", "1x8", "--fast", "--placement", "milp"), "leave it out"),
+        (("--nodes", "1x8", "--fast", "--estimates", "predicted"), "--fast cannot: leave it out"),
         (("--nodes", "1x8", "--fast", "--bound-s", "9"), "--bound-s is for --fast with --preempt on"),
         (
             ("--nodes", "1x8", "--policy", "las", "--preempt", "on", "--move-after-s", "9"),
