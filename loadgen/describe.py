@@ -67,7 +67,7 @@ def _kinds(tally: Tally, words: str, none: str) -> Table | str:
     rows = Table(title=f"{tally.total:,} {words}", title_justify="left")
     rows.add_column("kind")
     rows.add_column("rows", justify="right")
-    rows.add_column("lines")
+    rows.add_column(f"{tally.unit}s")
     for kind, count in sorted(tally.count.items()):
         lines = tally.lines[kind]
         rows.add_row(kind, f"{count:,}", ", ".join(map(str, lines)) + (", ..." if count > len(lines) else ""))

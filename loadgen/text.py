@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _MAGIC: Final = {
-    b"PAR1": "a Parquet file",
     b"PK\x03\x04": "a zip archive",
     b"BZh": "bzip2-compressed",
     b"\xfd7zXZ": "xz-compressed",
@@ -51,7 +50,7 @@ def _plain(raw: IO[bytes], path: Path) -> Any:
     raw.seek(0)
     for magic, words in _MAGIC.items():
         if first.startswith(magic):
-            raise UserError(f"{path}: is {words}; expected CSV text, plain or compressed with gzip or zstd")
+            raise UserError(f"{path}: is {words}; expected CSV text, plain or compressed with gzip or zstd, or Parquet")
     if first.startswith(_GZIP):
         return gzip.GzipFile(fileobj=raw)
     if first.startswith(_ZSTD):

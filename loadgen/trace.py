@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from streamsched.errors import UserError
 
-from .formats import FORMATS, Format, Head, pai_csv
+from .formats import FORMATS, Format, Head, neutral_parquet, pai_csv
 from .jobs import Refusals, TraceJob
 from .text import numbered, text_of
 
@@ -82,6 +82,8 @@ def _file_of(path: Path) -> Path:
 
 def _read(path: Path, refusals: Refusals) -> tuple[str, list[TraceJob]]:
     """(name of the format, jobs in the order of the file)."""
+    if neutral_parquet.is_parquet(path):
+        return neutral_parquet.NAME, list(neutral_parquet.read(path, refusals))
     with text_of(path) as file:
         lines = numbered(file, str(path))
         head = _head(lines, str(path))
@@ -116,7 +118,9 @@ def clamp(jobs: list[TraceJob], max_duration_s: float) -> tuple[list[TraceJob], 
 def _head(lines: Iterator[tuple[int, str]], path: str) -> Head:
     for number, line in lines:
         if "\0" in line:
-            raise UserError(f"{path}:{number}: not a text file; expected CSV, plain or gzip-compressed")
+            raise UserError(
+                f"{path}:{number}: not a text file; expected CSV, plain or compressed with gzip or zstd, or Parquet"
+            )
         if line.strip():
             return Head(path, line, number)
     raise UserError(f"{path}: is empty; expected a header line and one job per line")
