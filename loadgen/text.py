@@ -41,7 +41,7 @@ def text_of(path: Path) -> Iterator[IO[str]]:
             yield text
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):
-            raise UserError(f"{path}: damaged gzip file: {error}") from None
+            raise UserError(f"{path}: damaged gzip file ({error}); expected a whole one") from None
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
 
@@ -110,4 +110,6 @@ def numbered(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
             yield number, line.rstrip("\r\n")
     except (EOFError, zlib.error) as error:
         kind = "zstd" if "zstd" in str(error) else "gzip"
-        raise UserError(f"{path}: the {kind} data end or break after line {number}: {error}") from None
+        raise UserError(
+            f"{path}: the {kind} data end or break after line {number} ({error}); expected a whole file"
+        ) from None

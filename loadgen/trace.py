@@ -6,6 +6,7 @@ text, no known header, cut compression, nothing left) is a `UserError` that name
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,7 +74,7 @@ def read_trace(path: str | Path, window: Window | None = None) -> Trace:
 
 def _file_of(path: Path) -> Path:
     """Of a folder, the table that the others are joined to."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # Path.is_dir raises for some paths; opening it tells what is wrong
         return path
     if found := pai_csv.table_in(path):
         return found

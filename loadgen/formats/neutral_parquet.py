@@ -103,7 +103,7 @@ def _cells(path: Path, polars: ModuleType) -> tuple[Iterator[tuple[str, ...]], l
         texts = [[_text(value) for value in frame[name].to_list()] for name in columns]
     except broken as error:
         words = " ".join(str(error).split())[:120]
-        raise UserError(f"{path}: damaged Parquet file: {words}") from None
+        raise UserError(f"{path}: damaged Parquet file ({words}); expected a whole one") from None
     return zip(*texts, strict=True), columns
 
 
