@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from streamsched.errors import UserError
 
+from . import columns
 from .formats import FORMATS, Format, Head, neutral_parquet, pai_csv
 from .jobs import Refusals, TraceJob
 from .text import numbered, text_of
@@ -89,6 +90,11 @@ def _read(path: Path, refusals: Refusals) -> tuple[str, list[TraceJob]]:
         lines = numbered(file, str(path))
         head = _head(lines, str(path))
         kind = detect(head)
+        if (
+            path.stat().st_size >= columns.WORTH_BYTES
+            and (jobs := columns.read(path, head, kind, refusals)) is not None
+        ):
+            return kind.name, jobs
         return kind.name, list(kind.read(head, lines, refusals))
 
 
