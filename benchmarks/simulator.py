@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -159,7 +160,8 @@ def _by_core(
     columns = (jobs.submit_s.tolist(), jobs.duration_s.tolist(), jobs.gpus.tolist())
     rows = itertools.islice(zip(*columns, strict=True), limit)
     chosen = [job(number, *row, estimate_s=row[1]) for number, row in enumerate(rows)]
-    config = SchedulerConfig(window_jobs=10_000, reservations_max=0, finished_keep_s=3600.0, backfill=mode.name.lower(),  # type: ignore[arg-type])
+    backfill: Any = mode.name.lower()
+    config = SchedulerConfig(window_jobs=10_000, reservations_max=0, finished_keep_s=3600.0, backfill=backfill)
     ranker = by_name(rule.name.lower())
     simulate_core(chosen, nodes_of([(nodes, 8, "any")]), config, ranker, on_progress=on_progress)
 

@@ -22,7 +22,6 @@ from streamsched.errors import EXIT_INTERRUPTED, CheckFailed, UserError
 from . import describe, machines
 from .executor import AgentIntervals, Executors
 from .fleet import FleetOptions, NodeGroup, SimulatedFleet, parse_nodes
-from .formats import neutral_csv
 from .generate import WorkloadOptions
 from .generate import generate as generate_jobs
 from .jobs import parse_moment
@@ -30,6 +29,7 @@ from .kafka import Publisher
 from .replay import ReplayOptions, run_replay
 from .report import table
 from .trace import Window, read_trace
+from .write import KINDS, write_trace
 
 T = TypeVar("T")
 
@@ -44,8 +44,13 @@ _messages = Console(stderr=True)
 _results = Console()
 
 TraceFile = Annotated[
-    Path, typer.Argument(help="A trace in a format of docs/traces.md, plain or gzip; found out by content.")
+    Path,
+    typer.Argument(
+        help="A trace in a format of docs/traces.md, found out by content: text, plain, gzip or zstd; Parquet; "
+        "a folder of PAI tables."
+    ),
 ]
+OutFile = Annotated[Path, typer.Option(help=f"Where to write: {KINDS}.")]
 From = Annotated[str | None, typer.Option("--from", help="Jobs submitted at or after (2017-10-02[T12:00:00]).")]
 Before = Annotated[str | None, typer.Option("--before", help="Jobs submitted before.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="The first N jobs of these.")]
@@ -133,7 +138,7 @@ def replay(
 @app.command()
 def generate(
     jobs: Annotated[int, typer.Option(min=1, help="Number of jobs.")],
-    out: Annotated[Path, typer.Option(help="Where to write the neutral CSV; - for standard output.")],
+    out: OutFile,
     seed: Seed = 1,
     profile: Annotated[str, typer.Option(help="Workload to resemble: philly or venus.")] = "philly",
     rate_per_h: Annotated[float | None, typer.Option(help="Mean jobs per hour; the profile's when not given.")] = None,
@@ -162,14 +167,9 @@ def generate(
         start_s=parse_moment(start),
     )
     workload = generate_jobs(options)
+    write_trace(workload, out)
     if str(out) == "-":
-        neutral_csv.write(workload, sys.stdout)
         return
-    try:
-        with out.open("w", encoding="utf-8", newline="") as file:
-            neutral_csv.write(workload, file)
-    except OSError as error:
-        raise UserError(f"{out}: {(error.strerror or str(error)).lower()}") from None
     _messages.print(
         f"{len(workload):,} jobs over {(workload[-1].submit_s - workload[0].submit_s) / 3600:,.1f} h in {out}"
     )
@@ -205,21 +205,14 @@ def inspect_trace(
 @app.command()
 def convert(
     trace: TraceFile,
-    out: Annotated[Path, typer.Option(help="Where to write the neutral CSV; - for standard output.")],
+    out: OutFile,
     submitted_from: From = None,
     submitted_before: Before = None,
     limit: Limit = None,
 ) -> None:
-    """Write a trace, or a window of it, as neutral CSV; what was refused is told on standard error."""
+    """Write a trace, or a window of it, as neutral CSV or Parquet; what was refused is told on standard error."""
     found = read_trace(trace, _window(submitted_from, submitted_before, limit))
-    if str(out) == "-":
-        neutral_csv.write(found.jobs, sys.stdout)
-    else:
-        try:
-            with out.open("w", encoding="utf-8", newline="") as file:
-                neutral_csv.write(found.jobs, file)
-        except OSError as error:
-            raise UserError(f"{out}: {(error.strerror or str(error)).lower()}") from None
+    write_trace(found.jobs, out)
     if found.refusals.total:
         _messages.print(f"{trace}: refused rows: {found.refusals.describe()}", markup=False, soft_wrap=True)
 

@@ -109,7 +109,7 @@ def describe(trace: Trace) -> Description:
         bursts=_bursts(jobs, gaps) if gaps else None,
         refused=_kinds(trace.refusals),
         notes=_kinds(trace.refusals.notes),
-        unit="line",
+        unit=trace.refusals.unit,
     )
 
 

@@ -56,6 +56,8 @@ class Tally:
 
     count: dict[str, int] = field(default_factory=dict)
     lines: dict[str, list[int]] = field(default_factory=dict)
+    unit: str = "line"
+    """What the numbers count: lines of a text, or rows of a table."""
 
     def add(self, kind: str, line: int) -> None:
         self.count[kind] = self.count.get(kind, 0) + 1
@@ -74,7 +76,7 @@ class Tally:
     def _describe_kind(self, kind: str) -> str:
         lines, count = self.lines[kind], self.count[kind]
         more = ", ..." if count > len(lines) else ""
-        return f"{count} {kind} (line{'s' if count > 1 else ''} {', '.join(map(str, lines))}{more})"
+        return f"{count} {kind} ({self.unit}{'s' if count > 1 else ''} {', '.join(map(str, lines))}{more})"
 
 
 @dataclass(slots=True)

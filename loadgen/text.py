@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _MAGIC: Final = {
-    b"PAR1": "a Parquet file",
     b"PK\x03\x04": "a zip archive",
     b"BZh": "bzip2-compressed",
     b"\xfd7zXZ": "xz-compressed",
@@ -26,7 +25,7 @@ _MAGIC: Final = {
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _BLOCK: Final = 1 << 18
-_LINE_MAX: Final = 1 << 20
+LINE_MAX: Final = 1 << 20
 """Characters; a longer line is not a row of any trace."""
 INSTALL: Final = 'pip install "streamsched[trace]"'
 
@@ -42,8 +41,18 @@ def text_of(path: Path) -> Iterator[IO[str]]:
             yield text
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):
-            raise UserError(f"{path}: damaged gzip file: {error}") from None
+            raise UserError(f"{path}: damaged gzip file ({error}); expected a whole one") from None
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def bytes_of(path: Path) -> bytes | None:
+    """All of the file, decompressed; None where that fails: reading it as text tells why."""
+    try:
+        with path.open("rb") as raw, _plain(raw, path) as plain:
+            content: bytes = plain.read()
+            return content
+    except (OSError, EOFError, zlib.error, UserError):
+        return None
 
 
 def _plain(raw: IO[bytes], path: Path) -> Any:
@@ -51,7 +60,7 @@ def _plain(raw: IO[bytes], path: Path) -> Any:
     raw.seek(0)
     for magic, words in _MAGIC.items():
         if first.startswith(magic):
-            raise UserError(f"{path}: is {words}; expected CSV text, plain or compressed with gzip or zstd")
+            raise UserError(f"{path}: is {words}; expected CSV text, plain or compressed with gzip or zstd, or Parquet")
     if first.startswith(_GZIP):
         return gzip.GzipFile(fileobj=raw)
     if first.startswith(_ZSTD):
@@ -101,14 +110,16 @@ class _Zstd(io.RawIOBase):
 def numbered(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
     number, json = 0, False
     try:
-        while line := file.readline(-1 if json else _LINE_MAX):
+        while line := file.readline(-1 if json else LINE_MAX):
             number += 1
             if number == 1 and line.lstrip().startswith("["):
                 json = True  # may be all in one line
                 line += "" if line.endswith("\n") else file.readline()
-            if len(line) == _LINE_MAX and not json:
-                raise UserError(f"{path}:{number}: a line of over {_LINE_MAX:,} characters: this is not a trace in CSV")
+            if len(line) == LINE_MAX and not json:
+                raise UserError(f"{path}:{number}: a line of over {LINE_MAX:,} characters: this is not a trace in CSV")
             yield number, line.rstrip("\r\n")
     except (EOFError, zlib.error) as error:
         kind = "zstd" if "zstd" in str(error) else "gzip"
-        raise UserError(f"{path}: the {kind} data end or break after line {number}: {error}") from None
+        raise UserError(
+            f"{path}: the {kind} data end or break after line {number} ({error}); expected a whole file"
+        ) from None

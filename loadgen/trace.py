@@ -6,6 +6,7 @@ text, no known header, cut compression, nothing left) is a `UserError` that name
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +16,8 @@ from msgspec.structs import replace
 
 from streamsched.errors import UserError
 
-from .formats import FORMATS, Format, Head, pai_csv
+from . import columns
+from .formats import FORMATS, Format, Head, neutral_parquet, pai_csv
 from .jobs import Refusals, TraceJob
 from .text import numbered, text_of
 
@@ -73,7 +75,7 @@ def read_trace(path: str | Path, window: Window | None = None) -> Trace:
 
 def _file_of(path: Path) -> Path:
     """Of a folder, the table that the others are joined to."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # Path.is_dir raises for some paths; opening it tells what is wrong
         return path
     if found := pai_csv.table_in(path):
         return found
@@ -82,10 +84,17 @@ def _file_of(path: Path) -> Path:
 
 def _read(path: Path, refusals: Refusals) -> tuple[str, list[TraceJob]]:
     """(name of the format, jobs in the order of the file)."""
+    if neutral_parquet.is_parquet(path):
+        return neutral_parquet.NAME, list(neutral_parquet.read(path, refusals))
     with text_of(path) as file:
         lines = numbered(file, str(path))
         head = _head(lines, str(path))
         kind = detect(head)
+        if (
+            path.stat().st_size >= columns.WORTH_BYTES
+            and (jobs := columns.read(path, head, kind, refusals)) is not None
+        ):
+            return kind.name, jobs
         return kind.name, list(kind.read(head, lines, refusals))
 
 
@@ -116,7 +125,9 @@ def clamp(jobs: list[TraceJob], max_duration_s: float) -> tuple[list[TraceJob], 
 def _head(lines: Iterator[tuple[int, str]], path: str) -> Head:
     for number, line in lines:
         if "\0" in line:
-            raise UserError(f"{path}:{number}: not a text file; expected CSV, plain or gzip-compressed")
+            raise UserError(
+                f"{path}:{number}: not a text file; expected CSV, plain or compressed with gzip or zstd, or Parquet"
+            )
         if line.strip():
             return Head(path, line, number)
     raise UserError(f"{path}: is empty; expected a header line and one job per line")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from loadgen.jobs import MAX_GPUS, Refusals, TraceJob
 from streamsched.errors import UserError
@@ -53,6 +53,11 @@ class OddRow(Exception):
 
 
 Row = dict[str, str]
+ColumnKind = Literal[
+    "naive time", "number", "epoch", "gpus", "tenant", "flag",
+    "estimate", "number or none", "attempts", "one type", "text", "empty",
+]  # fmt: skip
+"""How `loadgen.columns` reads the plain cells of a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class HeaderCsv:
     optional: tuple[str, ...]
     to_job: Callable[[Row, int], TraceJob]
     delimiter: str = DELIMITER
+    plain: tuple[tuple[str, str, ColumnKind], ...] = ()
+    """(field of TraceJob, column, kind): what `to_job` makes of plain cells, all that it reads; empty: not told."""
 
     @property
     def expects(self) -> str:

@@ -45,5 +45,14 @@ OFFICIAL: Final = HeaderCsv(
     "Helios cluster_log.csv", ("vc", "gpu_num", "state", "submit_time", "duration", "queue"), (), _official
 )
 DERIVED: Final = HeaderCsv(
-    "Helios GPU jobs CSV", ("submit_time", "duration", "gpu_num", "duration_clamped"), (), _derived
+    "Helios GPU jobs CSV",
+    ("submit_time", "duration", "gpu_num", "duration_clamped"),
+    (),
+    _derived,
+    plain=(
+        ("submit_s", "submit_time", "naive time"),
+        ("duration_s", "duration", "number"),
+        ("gpus", "gpu_num", "gpus"),
+        ("clamped", "duration_clamped", "flag"),
+    ),
 )

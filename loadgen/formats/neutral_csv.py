@@ -60,7 +60,25 @@ def _to_job(row: Row, line: int) -> TraceJob:
     )
 
 
-FORMAT: Final = HeaderCsv("neutral CSV", COLUMNS[:_REQUIRED], COLUMNS[_REQUIRED:], _to_job)
+FORMAT: Final = HeaderCsv(
+    "neutral CSV",
+    COLUMNS[:_REQUIRED],
+    COLUMNS[_REQUIRED:],
+    _to_job,
+    plain=(
+        ("submit_s", "submit_s", "epoch"),
+        ("duration_s", "duration_s", "number"),
+        ("gpus", "gpus", "gpus"),
+        ("tenant", "tenant", "tenant"),
+        ("clamped", "duration_clamped", "flag"),
+        ("estimate_s", "estimate_s", "estimate"),
+        ("gpu_milli", "gpu_milli", "empty"),
+        ("gpu_types", "gpu_types", "one type"),
+        ("queued_s", "queued_s", "number or none"),
+        ("attempts", "attempts", "attempts"),
+        ("group", "group", "text"),
+    ),
+)
 
 
 def columns_of(jobs: Sequence[TraceJob]) -> tuple[str, ...]:

@@ -23,4 +23,15 @@ def _to_job(row: Row, line: int) -> TraceJob:
     )
 
 
-FORMAT: Final = HeaderCsv("Philly CSV", ("timestamp", "duration", "num_gpus", "cluster"), (), _to_job)
+FORMAT: Final = HeaderCsv(
+    "Philly CSV",
+    ("timestamp", "duration", "num_gpus", "cluster"),
+    (),
+    _to_job,
+    plain=(
+        ("submit_s", "timestamp", "naive time"),
+        ("duration_s", "duration", "number"),
+        ("gpus", "num_gpus", "gpus"),
+        ("tenant", "cluster", "tenant"),
+    ),
+)

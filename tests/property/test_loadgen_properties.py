@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import re
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from loadgen.fleet import DURATION_LABEL, FleetOptions, SimulatedFleet, parse_nodes
+from loadgen.formats import neutral_csv
 from loadgen.generate import PROFILES, WorkloadOptions, generate
 from loadgen.history import History, Stamped, audit
-from loadgen.jobs import gang_of, tenant_name
+from loadgen.jobs import TraceJob, gang_of, tenant_name
 from loadgen.trace import read_trace
 from streamsched.bus import codec
 from streamsched.bus import messages as m
@@ -86,6 +91,51 @@ def test_any_bytes_are_a_trace_or_a_clear_error(content: bytes) -> None:
         else:
             message = str(path)
     assert str(path) in message
+
+
+NUMBERS = st.none() | st.integers(-2, 4) | st.floats() | st.sampled_from([460.0, 1e11, 1e12, 2500, 100_001])
+TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=6)
+
+
+@given(
+    rows=st.lists(st.tuples(*[NUMBERS] * 8, *[TEXTS] * 3), min_size=1, max_size=8), good=st.booleans(), kept=st.data()
+)
+def test_parquet_is_read_as_the_csv_of_the_same_cells(
+    rows: list[tuple[object, ...]], good: bool, kept: st.DataObject
+) -> None:
+    polars = pytest.importorskip("polars", reason="needs the extra `trace`")
+    numbers = ("submit_s", "duration_s", "gpus", *neutral_csv.COLUMNS[5:8], "queued_s", "attempts")
+    texts = ("tenant", "gpu_types", "group")
+    named = [dict(zip(numbers + texts, row, strict=True)) | {"job_id": "j"} for row in rows]
+    if good:
+        named.append(dict.fromkeys(numbers + texts) | {"job_id": "g", "submit_s": 1, "duration_s": 2, "gpus": 1})
+    optional = kept.draw(st.sets(st.sampled_from(neutral_csv.COLUMNS[4:])))
+    columns = [name for name in neutral_csv.COLUMNS if name in neutral_csv.COLUMNS[:4] or name in optional]
+    kinds = {name: polars.String if name in (*texts, "job_id") else polars.Float64 for name in columns}
+    with tempfile.TemporaryDirectory() as folder:
+        plain, packed = Path(folder) / "trace.csv", Path(folder) / "trace.parquet"
+        with plain.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([_cell(row[name]) for name in columns] for row in named)
+        cells = {name: [row[name] for row in named] for name in columns}
+        polars.DataFrame(cells, schema=kinds, strict=False).write_parquet(packed)
+        assert _seen(packed, header=0) == _seen(plain, header=1)
+
+
+def _cell(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _seen(path: Path, header: int) -> tuple[list[TraceJob], dict[str, int], dict[str, list[int]]] | str:
+    """Jobs and refusals by row, or the error without the name of the file."""
+    try:
+        trace = read_trace(path)
+    except UserError as error:
+        return re.sub(r"^\S+: |\((line|row)s? .*?\)", "", str(error))
+    jobs = [replace(job, line=job.line - header) for job in trace.jobs]
+    lines = {kind: [line - header for line in lines] for kind, lines in trace.refusals.lines.items()}
+    return jobs, trace.refusals.count, lines
 
 
 @given(gpus=st.integers(1, 5000), per_node=st.integers(1, 16))

@@ -143,7 +143,7 @@ def test_the_window_keeps_a_jobs_index(tmp_path: Path) -> None:
         ((PHILLY + "x,1,1,1,a\n").encode(), r"no usable job; refused rows: 1 bad-time \(line 2\)"),
         ((NEUTRAL + "a,5,1,1,\n").encode(), r"none of its 1 jobs is in the window; .*1970-01-01 00:00:05"),
         (b"timestamp,duration,duration,num_gpus,cluster\n", r"trace:1: column 'duration' is there 2 times"),
-        (b"PAR1\x00\x00", r"is a Parquet file; expected CSV"),
+        (b"PK\x03\x04", r"is a zip archive; expected CSV"),
         (b"a\x00b\n", r"trace:1: not a text file"),
         (gzip.compress(PHILLY.encode() * 3000)[:-30], r"the gzip data end or break after line \d+"),
         (b"\x1f\x8bnonsense", r"gzip"),
