@@ -1,7 +1,7 @@
 """Waits under rules and preemptive policies on the standard slices: what preemption, a bound and moves are worth.
 
 Preemption costs a restart of 60 s and the work since the last checkpoint (every 600 s); nodes have boundaries. Rules
-that see true run times are oracles. Gittins' curves are those of the trace's jobs that had ended before the slice. The
+that see true run times are oracles. Gittins' curves are of what had been seen of the trace's jobs before the slice. The
 bound is half an hour below a day: a job's last restart, and the wait for others beyond their bound, come on top.
 """
 
@@ -91,8 +91,6 @@ def _table(name: str, jobs: Workload, nodes: list[int], before: Sequence[TraceJo
 
 
 def gittins_index(jobs: Workload, before: Sequence[TraceJob], start_s: float) -> Index:
-    over = [job for job in before if job.submit_s + job.duration_s <= start_s]
-    gpus = np.array([job.gpus for job in over])
-    service = np.array([job.duration_s for job in over]) * gpus
-    table = gittins.table(service, gpus, np.array([job.clamped for job in over]))
+    table = gittins.table_before(before, start_s)
+    assert table is not None
     return Index(np.array(gittins.LEVELS_GPU_S), table, gittins.class_of(jobs.gpus))

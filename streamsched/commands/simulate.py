@@ -128,7 +128,7 @@ class Plan:
         """The policy, and what it sees."""
         if self.policy not in SEE_RUN_TIMES and self.backfill not in ("easy", "conservative"):
             return self.policy
-        return f"{self.policy} (oracle)" if self.estimates.kind == "true" else f"{self.policy} ({self.estimates})"
+        return f"{self.policy} (oracle)" if self.estimates.are_true else f"{self.policy} ({self.estimates})"
 
 
 def simulate(
@@ -400,6 +400,12 @@ def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
         raise UserError(f"{plan.trace}: --fast has one type of GPU alone, and jobs ask for certain ones: leave it out")
     nodes = [group.gpus for group in plan.nodes for _ in range(group.count)]
     able = fast.fits_cluster(columns.gpus, nodes)
+    unknown = int(np.isnan(columns.estimate_s).sum())
+    if unknown and plan.backfill in ("easy", "conservative"):
+        raise UserError(
+            f"{plan.trace}: --fast with --backfill {plan.backfill} needs an estimate for each job, and {unknown} have"
+            " none: leave out --fast"
+        )
     known = np.where(np.isnan(columns.estimate_s), UNKNOWN_RUN_S, columns.estimate_s)
     everything = fast.Workload(columns.submit_s, columns.run_s, columns.gpus, known)
     if not able.any():
@@ -439,27 +445,28 @@ def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:
 def _gittins_table(plan: Plan) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     from streamsched.policy import gittins
 
-    over = _over_before(plan)
-    if not over:
-        raise UserError(f"{plan.trace}: policy gittins learns from jobs that ended before --from, and there are none")
-    gpus = np.array([job.gpus for job in over])
-    service = np.array([job.duration_s for job in over]) * gpus
-    return np.asarray(gittins.table(service, gpus, np.array([job.clamped for job in over])))
+    start = plan.submitted_from
+    found = None if start is None else gittins.table_before(_before(plan), start)
+    if found is None:
+        raise UserError(f"{plan.trace}: policy gittins learns from jobs that began before --from, and there are none")
+    return np.asarray(found)
 
 
-def _over_before(plan: Plan) -> list[TraceJob]:
-    """Jobs of the trace that had ended, had they started at once, before the first that is simulated; by their ends."""
+def _before(plan: Plan) -> list[TraceJob]:
+    """Jobs of the trace that were submitted before the first that is simulated."""
     from loadgen.trace import Window, read_trace
 
-    start = plan.submitted_from
-    if start is None:
+    if plan.submitted_from is None:
         return []
     try:
-        jobs = read_trace(plan.trace, Window(None, start)).jobs
+        return read_trace(plan.trace, Window(None, plan.submitted_from)).jobs
     except UserError:  # there are none
         return []
-    over = [job for job in jobs if job.submit_s + job.duration_s <= start]
-    return sorted(over, key=lambda job: job.submit_s + job.duration_s)
+
+
+def _end_s(job: TraceJob) -> float:
+    """As if it had started at once, where the trace does not tell how long it waited."""
+    return job.submit_s + (job.queued_s or 0.0) + job.duration_s
 
 
 def _learned(plan: Plan, whole: int) -> Estimator:
@@ -468,10 +475,11 @@ def _learned(plan: Plan, whole: int) -> Estimator:
     from streamsched.sim.workload import job as sim_job
 
     estimator = Learned()
-    for number, job in enumerate(_over_before(plan)):
+    over = [job for job in _before(plan) if plan.submitted_from is not None and _end_s(job) <= plan.submitted_from]
+    for number, job in enumerate(sorted(over, key=_end_s)):
         known = sim_job(-1 - number, job.submit_s, job.duration_s, job.gpus, job.tenant, None, False, whole,
                         clamped=job.clamped)  # fmt: skip
-        estimator.observe(known, job.submit_s + job.duration_s)
+        estimator.observe(known, _end_s(job))
     return estimator
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .inventory import Request, request_kind
-from .model import WHOLE_GPU, JobSpec, TopologyLevel
+from .model import JobSpec, TopologyLevel
 from .problem import NodeClass
 from .room import (
     Room,
@@ -19,6 +19,7 @@ from .room import (
     gang_slots,
     required_level,
     wants_one_type,
+    wants_share,
 )
 
 
@@ -60,7 +61,7 @@ class Chances:
         return gang_slots(_rooms(self._allowed(spec)), spec) // spec.workers
 
     def _fit(self, spec: JobSpec) -> bool:
-        if spec.gpu_milli == WHOLE_GPU and not spec.mig_profile and spec.gpus_per_worker > self._most_idle:
+        if not wants_share(spec) and not spec.mig_profile and spec.gpus_per_worker > self._most_idle:
             return False
         return any(gang_fits(group, spec) for group in _groups(self._allowed(spec), spec))
 

@@ -2,7 +2,8 @@
 
 Jobs that ask for the same are one *line*: what is short for one of them is short for all, and where there is room for
 three of them no more than the first three can start. So a window asks once per line and looks at no more jobs than
-could start, however many wait.
+could start, however many wait. (With `backfill` `easy` and `conservative` it depends on each job's estimate who may:
+there it looks at all that fit.)
 
 Jobs that something of their own holds up (nodes that refused them, a reservation, runs that make room for them) are
 apart, and looked at one by one; those that back off are left alone until their time comes.
@@ -145,10 +146,10 @@ class Queue:
                 self._new[job_id] = job
         if self._new:
             new = list(self._new.values())
-            self._new = {}
             scores = ranker.scores(new, state, now) if is_static(ranker) else [0.0] * len(new)
             for job, score in zip(new, scores, strict=True):
                 self._put(state, job, Key(-priority(state, job), -score, job.seq), now)
+            self._new = {}
 
     def _start_again(self, state: ClusterState) -> None:
         for kept in (self.lines, self.apart, self.backing_off, self.keys, self._lines_of):

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .model import WHOLE_GPU, Job, JobSpec, Run
+from .model import WHOLE_GPU, Allocation, Job, JobSpec, Run
 from .node import Node
 from .preemption import as_if_gone
 from .reservations import lay_out
@@ -41,13 +41,13 @@ def expected_end(state: ClusterState, run: Run, now: float) -> float:
 
 
 def shadow_of(state: ClusterState, job: Job, kept: Collection[str], now: float) -> Shadow | None:
-    """The earliest time at which the job fits on nodes that are kept for nobody, and these nodes; None where it would
-    not even when all runs with a known end have ended."""
+    """The earliest time at which the job fits on nodes that are kept for nobody and not in `kept`, and these nodes;
+    None where it would not even when all runs with a known end have ended."""
     nodes = [node for node in state.inventory if node.usable and not _is_kept(state, node.node_id, kept)]
     ends = sorted((expected_end(state, run, now), run.placement_id) for run in state.runs.values())
     ends = [(end, placement_id) for end, placement_id in ends if end < math.inf]
     times = sorted({end for end, _ in ends})
-    if _is_plain(job.spec):
+    if _is_plain(job.spec) and not any(_is_part(a) for _, name in ends for a in state.runs[name].allocations):
         time = _first_time_plain(state, job.spec, nodes, ends)
         found = None if time is None else _at(state, job.spec, nodes, ends, time)
         if time is None or found is not None:
@@ -68,6 +68,11 @@ def _at(
         by_fit = sorted(nodes, key=lambda node: (node.free_gpus(), node.node_id))
         workers = lay_out(spec, by_fit)
     return None if workers is None else Shadow(time, tuple(sorted({node_id for node_id, _ in workers})))
+
+
+def _is_part(allocation: Allocation) -> bool:
+    """Of a device: when it is idle depends on who else has a part of it."""
+    return allocation.gpu_milli != WHOLE_GPU or bool(allocation.mig_profile)
 
 
 def _is_plain(spec: JobSpec) -> bool:

@@ -95,7 +95,9 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
     than there is room for: another of them could only take the place of a better one.
     """
     state.queue.refresh(state, ranker, now)
-    runs = possible_victims(state, now) if _somebody_has_no_room(state) else []
+    # With nodes kept by estimates nobody is stopped: who waits for victims would neither start nor be protected.
+    may_stop = state.config.backfill not in _PROTECTED and _somebody_has_no_room(state)
+    runs = possible_victims(state, now) if may_stop else []
     if not runs and is_static(ranker):
         chooser = _Chooser(state, now, {}, ())
         _look_at_lines(state, chooser)
@@ -132,9 +134,16 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
 
 
 def _somebody_has_no_room(state: ClusterState) -> bool:
-    """Else nobody has to make room: those who do not fit beside each other are seen by the next window."""
-    chances = state.chances()
-    return bool(state.queue.apart) or any(not chances.fits(line.kind, line.spec) for line in state.queue.lines.values())
+    """Else all that wait can start side by side, as far as counts tell, and nobody has to make room."""
+    if state.queue.apart:
+        return True
+    chances, asked = state.chances(), 0
+    for line in state.queue.lines.values():
+        waiting = len(line.jobs)
+        if not chances.fits(line.kind, line.spec) or (waiting > 1 and waiting > chances.seats(line.spec)):
+            return True
+        asked += waiting * state.inventory.most_milli(line.spec)
+    return asked > WHOLE_GPU * sum(c.free_gpus * len(c.node_ids) for c in chances.classes)
 
 
 def _look_at_lines(state: ClusterState, chooser: _Chooser) -> None:
@@ -218,7 +227,7 @@ class _Chooser:
         """Jobs without room that others may not delay, beyond those that are protected by now."""
         self._kept: dict[str, tuple[float, str]] = {}
         """Node -> when a job without room starts there at the latest, and which."""
-        self._hopeless: set[Request] = set()
+        self._hopeless: set[tuple[Request, tuple[str, ...]]] = set()
         """What no time is known for."""
         self._seats: dict[LineKey, int] = {}
         """How many more of a line there is room for."""
@@ -261,7 +270,7 @@ class _Chooser:
             reason = self._protect(job, reason)
             self._reasons[job.spec.job_id] = reason
             return True
-        if name is None or self._delays:
+        if name is None or self._delays or job.awaits or job.not_before > self._now:
             self._reasons[job.spec.job_id] = reason
             return True
         self.closed[name] = reason
@@ -280,8 +289,10 @@ class _Chooser:
         if job.reservation:
             self._to_protect -= 1
             return reason
-        kind = request_kind(job.spec)
-        shadow = None if kind in self._hopeless else shadow_of(self._state, job, self._kept, self._now)
+        refused_by = avoided(self._state, job, self._now)
+        kind = request_kind(job.spec), refused_by
+        hopeless = kind in self._hopeless
+        shadow = None if hopeless else shadow_of(self._state, job, {*self._kept, *refused_by}, self._now)
         if shadow is None:
             self._hopeless.add(kind)  # ever fewer nodes are left
             self._to_protect -= self._state.config.backfill == "easy"

@@ -4,14 +4,14 @@ A job of service a has the index max over b > a of P(a < X <= b) / E[min(X, b) -
 it can be expected to complete. The highest goes first; with one machine, free preemption and X known in distribution
 that is optimal (Gittins, "Bandit processes and dynamic allocation indices", J. R. Stat. Soc. B 41, 1979; as a scheduler
 of GPU jobs: Gu et al., "Tiresias", NSDI 2019, section 3.3). Service and X are GPU-seconds, so that a job that holds
-many GPUs has to be worth them. Of cancelled or cut jobs it is known that they are longer (Kaplan and Meier, JASA 53,
-1958).
+many GPUs has to be worth them. Of jobs that still run, or were cut by whoever made the log, it is known that they are
+longer (Kaplan and Meier, JASA 53, 1958).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -32,6 +32,39 @@ LEAST_JOBS: Final = 50
 """Of a class; those of fewer are looked up in the curve of all."""
 HOPELESS: Final = 1e18
 """Rank where no job of so much service was seen to complete."""
+
+
+class Seen(Protocol):
+    """A job of a log, as `loadgen.jobs.TraceJob`."""
+
+    @property
+    def submit_s(self) -> float: ...
+    @property
+    def queued_s(self) -> float | None: ...
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def gpu_share(self) -> float: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def clamped(self) -> bool: ...
+
+
+def table_before(jobs: Iterable[Seen], now: float) -> Array | None:
+    """`table` of what had been seen by `now` of jobs that had been submitted; None without any.
+
+    Those that were running have had so much and go on (censored). A log that does not tell how long a job was queued is
+    read as if it had started at once.
+    """
+    begun = [(job, job.submit_s + (job.queued_s or 0.0)) for job in jobs]
+    begun = [(job, start) for job, start in begun if start < now]
+    if not begun:
+        return None
+    ran = np.array([min(job.duration_s, now - start) for job, start in begun])
+    open_ended = np.array([job.clamped or job.duration_s > now - start for job, start in begun])
+    shares, gpus = np.array([job.gpu_share for job, _ in begun]), np.array([job.gpus for job, _ in begun])
+    return table(ran * shares, gpus, open_ended)
 
 
 def class_of(gpus: Ints) -> Ints:

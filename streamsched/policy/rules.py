@@ -69,7 +69,7 @@ class ByFormula:
 
 
 class LeastAttainedService:
-    """Least attained service in GPU-seconds, by levels: 2D-LAS of Gu et al., "Tiresias" (NSDI'19), section 3.2.
+    """Least attained service in GPU-seconds, by levels: 2D-LAS of Gu et al., "Tiresias" (NSDI'19), section 3.
 
     A job is in the level of the first of `levels_gpu_s` that it has not reached; within a level the first to arrive
     goes first. For `preempt` score: who has had less takes the place of who has had more. Needs no run times.
@@ -142,8 +142,14 @@ class MaxMin:
     name = "maxmin"
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
+        # Running jobs that are asked about are dealt out as well, and do not count before.
+        own: dict[str, int] = defaultdict(int)
+        for job in jobs:
+            if job.placement_id is not None:
+                own[job.spec.tenant] += job.spec.total_gpu_milli
+
         def share(tenant: str) -> float:
-            return state.usage(tenant).held_milli / WHOLE_GPU / _weight(state, tenant)
+            return (state.usage(tenant).held_milli - own[tenant]) / WHOLE_GPU / _weight(state, tenant)
 
         def cost(job: Job) -> float:
             return job.spec.total_gpu_milli / WHOLE_GPU / _weight(state, job.spec.tenant)
@@ -181,19 +187,19 @@ class Multifactor:
 
 def deal_out(jobs: Sequence[Job], share: Callable[[str], float], cost: Callable[[Job], float]) -> list[float]:
     """Scores that take the tenants' jobs in turns: always the next of the tenant with the least share, which then grows
-    by the job's cost; the jobs of one tenant in order of arrival."""
+    by the job's cost; the jobs of one tenant in order of arrival, and of equal tenants the one whose job came first."""
     waiting: dict[str, deque[int]] = defaultdict(deque)
     for place in sorted(range(len(jobs)), key=lambda place: jobs[place].seq):
         waiting[jobs[place].spec.tenant].append(place)
-    heap = [(share(tenant), tenant) for tenant in sorted(waiting)]
+    heap = [(share(tenant), jobs[waiting[tenant][0]].seq, tenant) for tenant in waiting]
     heapq.heapify(heap)
     scores = [0.0] * len(jobs)
     for turn in range(len(jobs)):
-        least, tenant = heap[0]
+        least, _, tenant = heap[0]
         place = waiting[tenant].popleft()
         scores[place] = -float(turn)
         if waiting[tenant]:
-            heapq.heapreplace(heap, (least + cost(jobs[place]), tenant))
+            heapq.heapreplace(heap, (least + cost(jobs[place]), jobs[waiting[tenant][0]].seq, tenant))
         else:
             heapq.heappop(heap)
     return scores

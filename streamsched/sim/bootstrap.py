@@ -12,16 +12,26 @@ Interval = tuple[float, float]
 class Bootstrap:
     """Percentile intervals (Efron 1979) of figures of `total` values, drawn in blocks of neighbours.
 
-    What stands side by side is alike (waits of jobs that were submitted together), so whole blocks are drawn, of about
-    sqrt(total) values unless told (Künsch, "The jackknife and the bootstrap for general stationary observations",
-    1989). All figures of one instance are of the same draws: differences and ratios of them are paired.
+    What stands side by side is alike (waits of jobs that were submitted together), so whole blocks are drawn, disjoint
+    ones (Carlstein, "The use of subseries values for estimating the variance of a general statistic from a stationary
+    sequence", 1986): of about sqrt(total) values, of `block` values, or those that begin at the places `starts`, the
+    first of which is 0. Blocks that are shorter than what holds together give intervals that are too narrow. All
+    figures of one instance are of the same draws: differences and ratios of them are paired.
     """
 
-    def __init__(self, total: int, seed: int = 1, draws: int = 1_000, share: float = 0.95, block: int | None = None):
+    def __init__(
+        self,
+        total: int,
+        seed: int = 1,
+        draws: int = 1_000,
+        share: float = 0.95,
+        block: int | None = None,
+        starts: npt.NDArray[np.int64] | None = None,
+    ):
         self.total, self.draws, self.share = total, draws, share
         length = block or max(1, round(total**0.5))
-        self._starts = np.arange(0, total, length)
-        self._block = np.arange(total) // length
+        self._starts = np.arange(0, total, length) if starts is None else starts
+        self._block = np.searchsorted(self._starts, np.arange(total), side="right") - 1
         """[value] its block."""
         blocks = len(self._starts)
         self._chosen = np.random.default_rng(seed).integers(0, max(1, blocks), size=(draws, blocks))

@@ -296,7 +296,7 @@ class Index:
 
 
 def las_index(levels_gpu_s: Sequence[float] = LAS_LEVELS_GPU_S) -> Index:
-    """Least attained service with discrete levels (Gu et al., "Tiresias", NSDI 2019, section 3.3: 2D-LAS)."""
+    """Least attained service with discrete levels (Gu et al., "Tiresias", NSDI 2019, section 3: 2D-LAS)."""
     return Index(np.asarray(levels_gpu_s, np.float64), np.arange(len(levels_gpu_s) + 1.0)[None, :])
 
 

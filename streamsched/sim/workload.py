@@ -54,6 +54,10 @@ class Estimates:
             raise UserError(f"--estimates {text}: expected none, user, true, predicted or noisy:SIGMA")
         return cls(kind)
 
+    @property
+    def are_true(self) -> bool:
+        return self.kind == "true" or (self.kind == "noisy" and self.sigma == 0)
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.sigma:g}" if self.kind == "noisy" else self.kind
 

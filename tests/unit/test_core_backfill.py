@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_builder import placed
+from core_builder import placed, stops
 
 from streamsched.core import events as ev
 from streamsched.core.instructions import SolveWindow
@@ -77,3 +77,46 @@ def test_who_cannot_start_for_a_reason_of_its_own_holds_up_nobody(pool):
     p.arrive("over", 8, tenant="poor", estimate_s=50.0)
     p.arrive("long", 2, estimate_s=1_000.0)
     assert asked(p) == ["long"]
+
+
+def test_with_kept_nodes_nobody_waits_for_a_run_to_be_stopped(make_pool):
+    """It would neither start nor be protected: the small one behind it starts, and the run goes on."""
+    p = make_pool(backfill="easy", preempt="class", preempt_interval_s=0.0)
+    p.node("n0", 8)
+    p.arrive("low", 7, estimate_s=500.0, preemptible=True, priority_class="low")
+    p.running("low")
+    p.arrive("high", 8, estimate_s=50.0, priority_class="high")
+    p.arrive("small", 1, estimate_s=10.0)
+    out = p.solve()
+    assert stops(out) == []
+    assert placed(out) == {"small": {"n0": 1}}
+
+
+def test_parts_of_a_device_end_together(make_pool):
+    """The two GPUs are idle when the last part on each has ended, at 100; long parts are not let in before."""
+    p = make_pool(backfill="easy")
+    p.node("n0", 2)
+    for name in ("a", "b", "c"):
+        p.arrive(name, 1, gpu_milli=600 if name != "c" else 300, estimate_s=100.0)
+    p.running("a", "b", "c")
+    p.arrive("whole", 2, estimate_s=10.0)
+    p.arrive("long part", 1, gpu_milli=100, estimate_s=1e5)
+    p.arrive("short part", 1, gpu_milli=100, estimate_s=50.0)
+    assert asked(p) == ["short part"]
+    assert p.why("whole").endswith("starts in 100 s on n0 if runs end as said")
+
+
+def test_a_node_that_refused_the_job_is_not_kept_for_it(make_pool):
+    p = make_pool(backfill="easy", backoff_s=1.0)
+    p.node("n1", 8)
+    p.arrive("runs", 1, estimate_s=282.0)
+    p.running("runs")
+    p.node("n0", 8)
+    p.arrive("eight", 8, estimate_s=50.0)
+    assert placed(p.solve()) == {"eight": {"n0": 8}}
+    p.report(ev.RunRejected, "eight", reason="no", node_id="n0")
+    p.later(2.0)
+    p.arrive("long", 4, estimate_s=1e5)
+    assert asked(p) == ["long"]
+    assert p.why("eight").endswith("starts in 280 s on n1 if runs end as said")
+    assert placed(p.solve()) == {"long": {"n0": 4}}

@@ -332,3 +332,64 @@ def test_without_backfill_nobody_is_asked_for_behind_a_job_without_room():
     assert pool.why("small") == "behind: job large is before it and has no room now"
     pool.complete("running")
     assert sorted(placed(pool.solve())) == ["large", "small"]
+
+
+def test_parts_by_memory_share_a_device_that_is_in_use(make_pool):
+    pool = make_pool()
+    pool.node("n0", 1, gpu_memory_mib=16384)
+    pool.arrive("a", 1, gpu_memory_mib=4096)
+    pool.running("a")
+    pool.arrive("b", 1, gpu_memory_mib=4096)
+    assert order(pool) == ["b"]
+
+
+def test_runs_make_room_where_a_device_is_free_for_some_of_those_that_wait(make_pool):
+    """One of three nodes is free, and two wait: the second need not wait for a run to end by itself."""
+    pool = make_pool(preempt="class", preempt_interval_s=0.0)
+    pool.nodes(3, 1)
+    for name in ("a", "b"):
+        pool.arrive(name, 1, preemptible=True, priority_class="low")
+    pool.running("a", "b")
+    for name in ("x", "y"):
+        pool.arrive(name, 1, priority_class="high")
+    out = pool.solve()
+    assert placed(out) == {"x": {"n2": 1}}
+    assert [kind for kind, _ in stops(out)] == ["preempt"]
+
+
+class Once:
+    """Raises the first time that it is asked."""
+
+    name, static = "once", True
+
+    def __init__(self):
+        self.asked = 0
+
+    def scores(self, jobs, state, now):
+        self.asked += 1
+        if self.asked == 1:
+            raise RuntimeError("no")
+        return [0.0] * len(jobs)
+
+
+def test_a_rule_that_raises_once_loses_no_job(make_pool):
+    pool = make_pool(ranker=Once())
+    pool.node("n0", 8)
+    pool.arrive("a", 1)
+    with pytest.raises(RuntimeError):
+        pool.window()
+    pool.history.pop()
+    assert order(pool) == ["a"]
+
+
+def test_a_job_that_backs_off_by_a_clock_gone_back_holds_up_nobody(make_pool):
+    """A window later in time than the next one has seen its backoff over."""
+    pool = make_pool(backoff_s=10.0)
+    pool.nodes(2, 8)
+    pool.arrive("a", 1)
+    pool.solve()
+    pool.report(ev.RunRejected, "a", reason="no")
+    pool.state.queue.refresh(pool.state, pool.state.ranker, pool.now + 20.0)
+    pool.arrive("b", 1)
+    assert order(pool) == ["b"]
+    assert pool.why("a").startswith("backoff")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from loadgen.jobs import TraceJob
 from streamsched.policy import gittins
 
 
@@ -60,3 +61,18 @@ def test_classes_of_few_jobs_are_looked_up_in_the_curve_of_all() -> None:
 def test_nothing_to_learn_from_is_an_error() -> None:
     with pytest.raises(ValueError, match="no earlier job"):
         gittins.ranks(np.zeros(0), nobody_censored(0), [1.0])
+
+
+def test_of_a_log_only_what_had_been_seen_counts() -> None:
+    """At 100: one has run for 10 s on 2 GPUs, one runs since 40, one is queued until 120, one comes later."""
+    jobs = [
+        TraceJob(submit_s=0.0, duration_s=10.0, gpus=2, line=1),
+        TraceJob(submit_s=0.0, queued_s=40.0, duration_s=500.0, gpus=1, line=2),
+        TraceJob(submit_s=0.0, queued_s=120.0, duration_s=5.0, gpus=1, line=3),
+        TraceJob(submit_s=200.0, duration_s=5.0, gpus=1, line=4),
+    ]
+    found = gittins.table_before(jobs, 100.0)
+    assert found is not None
+    expected = gittins.ranks(np.array([20.0, 60.0]), np.array([False, True]), gittins.LEVELS_GPU_S)
+    assert found[0].tolist() == expected.tolist()
+    assert gittins.table_before(jobs[3:], 100.0) is None

@@ -63,12 +63,12 @@ def order(state: ClusterState, rule: str, now: float = 0.0) -> list[str]:
 
 
 def test_max_min_serves_who_holds_least_and_deals_out_in_turns() -> None:
-    """Red holds 12 of 16 GPUs, blue none: blue's 8 and 4 bring it to 12, level with red; then red, as it came first."""
+    """Red holds 12 of 16 GPUs, blue none: blue's 8 and 4 bring it to 12, level with red, whose job came first."""
     state = cluster()
     arrive(state, ("r1", "red", 8), ("r2", "red", 4))
     start(state)
     arrive(state, ("r3", "red", 8), ("r4", "red", 8), ("b1", "blue", 8), ("b2", "blue", 4), ("b3", "blue", 4))
-    assert order(state, "maxmin") == ["b1", "b2", "b3", "r3", "r4"]
+    assert order(state, "maxmin") == ["b1", "b2", "r3", "b3", "r4"]
 
 
 def test_max_min_counts_by_weight() -> None:
@@ -117,3 +117,12 @@ def test_least_attained_service_goes_by_levels_of_gpu_seconds() -> None:
     arrive(state, ("waits", "t", 8))
     assert scores(state, "las", 37.0) == {"runs": 0, "waits": 0}
     assert scores(state, "las", 38.0) == {"runs": -1, "waits": 0}
+
+
+def test_max_min_does_not_count_running_jobs_twice() -> None:
+    """Red runs 4 and waits with 4, so does blue: running and waiting jobs of both are dealt out in turns by arrival."""
+    state = cluster()
+    arrive(state, ("r1", "red", 4), ("b1", "blue", 4))
+    start(state)
+    arrive(state, ("r2", "red", 4), ("b2", "blue", 4))
+    assert scores(state, "maxmin", 0.0) == {"r1": 0, "b1": -1, "r2": -2, "b2": -3}

@@ -57,3 +57,11 @@ def test_the_seed_decides() -> None:
     values = np.arange(100.0)
     same = [Bootstrap(100, seed).means(values).tolist() for seed in (1, 1, 2)]
     assert same[0] == same[1] != same[2]
+
+
+def test_blocks_may_begin_where_they_are_told() -> None:
+    """Two blocks of 1 and of 3 values: means are those of the draws (first, first), (first, second) and so on."""
+    drawn = Bootstrap(4, draws=200, starts=np.array([0, 1]))
+    found = set(drawn.means(np.array([10.0, 0.0, 0.0, 6.0])).tolist())
+    assert found == {10.0, 4.0, 2.0}
+    assert set(drawn.percentiles(np.array([10.0, 0.0, 0.0, 6.0]), 100).tolist()) == {10.0, 6.0}

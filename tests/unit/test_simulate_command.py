@@ -149,6 +149,22 @@ def test_predictions_learn_from_what_had_ended(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["policy"] == "sjf (predicted)"
 
 
+def test_the_compiled_path_needs_all_estimates_where_nodes_are_kept_by_them(tmp_path: Path) -> None:
+    """A rule counts an unknown run time as a day, the core's shadow times as endless."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("job_id,submit_s,duration_s,gpus,estimate_s\na,0,10,6,20\nb,1,5,8,\n")
+    args = ("simulate", "--trace", trace, "--nodes", "1x8", "--estimates", "user", "--out", tmp_path / "out")
+    assert "and 1 have none" in run(*args, "--backfill", "easy", "--fast", code=2)
+    run(*args, "--fast")
+    run(*args, "--backfill", "easy")
+
+
+def test_estimates_without_noise_are_true(trace: Path, tmp_path: Path) -> None:
+    args = ("--trace", trace, "--nodes", "1x8", "--policy", "sjf", "--estimates", "noisy:0")
+    run("simulate", *args, "--out", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["policy"] == "sjf (oracle)"
+
+
 def test_bound_and_moves_reach_the_compiled_path(tmp_path: Path) -> None:
     """As counted in test_sim_fast.py: the job of 8 GPUs starts at once where one of 1 GPU is moved."""
     trace = tmp_path / "trace.csv"
@@ -198,7 +214,7 @@ def test_preemptive_policies_by_both_ways(tmp_path: Path, policy: str, way: tupl
             ("--nodes", "1x8", "--policy", "las", "--preempt", "on", "--move-after-s", "9"),
             "--move-after-s is for --fast",
         ),
-        (("--nodes", "1x8", "--policy", "gittins", "--preempt", "on"), "learns from jobs that ended before --from"),
+        (("--nodes", "1x8", "--policy", "gittins", "--preempt", "on"), "learns from jobs that began before --from"),
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_line(trace: Path, tmp_path: Path, args: tuple[str, ...], words: str) -> None:
