@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 WORTH_BYTES = 1 << 21
 """Of a smaller file, importing polars takes longer than reading it by lines."""
-_BOM: Final = b"\xef\xbb\xbf"
 _TIME: Final = r"^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-5][0-9]$"
 _NUMBER: Final = r"^[0-9]{1,9}(\.[0-9]{1,6})?$"
 """At most 15 digits, and far below the bounds of all formats."""
@@ -38,7 +37,7 @@ Column = tuple["polars.Expr", "polars.Expr"]
 
 def read(path: Path, head: Head, format: Format, refusals: Refusals) -> list[TraceJob] | None:
     """Jobs in the order of the file; None, and no refusal, where it has to be read by lines."""
-    if not isinstance(format, HeaderCsv) or not format.plain or head.number != 1:
+    if not isinstance(format, HeaderCsv) or not format.plain:
         return None
     header = split(head.line, format.delimiter)
     if any(header.count(name) > 1 for name in format.required):
@@ -95,7 +94,7 @@ def _clean(path: Path, columns: int) -> bytes | None:
         data = data.replace(b"\r\n", b"\n")
         if b"\r" in data:
             return None
-    data = data.removeprefix(_BOM).rstrip(b"\n")
+    data = data.rstrip(b"\n")
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -109,7 +108,7 @@ def _clean(path: Path, columns: int) -> bytes | None:
         return None
     commas = np.add.reduceat((marks == ord(",")).view(np.uint8), starts, dtype=np.intp)
     if (commas != columns - 1).any():
-        return None
+        return None  # blank lines before the header too
     return data[starts[1] :]
 
 

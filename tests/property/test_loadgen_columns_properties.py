@@ -47,7 +47,9 @@ ODD = (
     "2017-13-01 00:00:00", "2017-10-09 24:00:00", "2017-10-09 23:59:60", "2017-10-09 07:60:00", "0000-01-01 00:00:00",
     "0001-01-01 00:00:00", "1000-01-01 00:00:00", "2017-10-09 07:01:55+00:00", "2017-10-09 07:01:55Z",
     "2017-10-09  07:01:55", "20171009 07:01:55", "٢٠١٧-10-09 07:01:55", "-vc", "a b", "größe", "x" * 300, "T4|V100",
-    " T4", "|", "\x0b", "\x1c1", "\u2028", "\xa01", "1\x85", "460", "1000", "999.5",
+    " T4", "|", " x", "x ", " 1", "yes",
+    "12345678901", "123456789012", "100000000000", "100000000001", "99999999999.5",
+    "\x0b", "\x1c1", "\u2028", "\xa01", "1\x85", "460", "1000", "999.5",
 )  # fmt: skip
 HEADERS = (
     ("timestamp", "duration", "num_gpus", "cluster"),
@@ -125,3 +127,22 @@ def opened(path: Path) -> tuple[Format, Head] | None:
             return detect(head), head
     except UserError:
         return None
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=lambda header: f"{header[0]}, {len(header)} columns")
+def test_each_odd_cell_in_each_column(tmp_path: Path, header: tuple[str, ...]) -> None:
+    """One after another, so that none is left to chance."""
+    plain = [next((cell for cell in PLAIN.get(name, ("j",)) if cell), "") for name in header]
+    rows = [header, plain]
+    for at, name in enumerate(header):
+        for cell in (*ODD, *PLAIN.get(name, ()), *NUMBERS, *TIMES):
+            rows.append((*plain[:at], cell, *plain[at + 1 :]))
+    path = tmp_path / "trace"
+    path.write_text("\n".join(map(",".join, rows)), encoding="utf-8")
+    refusals, mine = Refusals(), Refusals()
+    format, head, jobs = by_lines(path, refusals)
+    read = columns.read(path, head, format, mine)
+    assert read is not None
+    for one, other in zip(read, jobs, strict=True):
+        assert repr(one) == repr(other)
+    assert mine == refusals

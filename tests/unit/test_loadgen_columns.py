@@ -101,12 +101,18 @@ def test_such_files_are_read_by_column(tmp_path: Path, change: Callable[[bytes],
         pytest.param(TEXT.replace(b"two words", b"\xff"), id="not UTF-8"),
         pytest.param(TEXT.replace(b"two words", b"x" * (1 << 20)), id="endless line"),
         pytest.param(TEXT.replace(b"\nsoon", b"\n\nsoon"), id="blank line inside"),
+        pytest.param(b"\n" + TEXT, id="blank line first"),
         pytest.param(HEADER.encode(), id="no row"),
         pytest.param(gzip.compress(TEXT)[:-9], id="cut gzip"),
     ],
 )
 def test_such_files_are_left_to_the_reader_of_lines(tmp_path: Path, content: bytes) -> None:
     assert by_column(tmp_path, content) is None
+
+
+def test_a_column_that_is_there_twice_is_left_to_the_reader_of_lines(tmp_path: Path) -> None:
+    header = HEADER.replace("gpu_time", "duration")
+    assert by_column(tmp_path, (header + ROWS).encode(), header=header) is None
 
 
 def test_read_trace_reads_large_files_by_column_and_all_without_polars(
