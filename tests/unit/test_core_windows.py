@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_builder import Pool, placed, reloaded, stops
+from msgspec.structs import replace
 
 from streamsched.core import cluster
 from streamsched.core import events as ev
@@ -393,3 +394,14 @@ def test_a_job_that_backs_off_by_a_clock_gone_back_holds_up_nobody(make_pool):
     pool.arrive("b", 1)
     assert order(pool) == ["b"]
     assert pool.why("a").startswith("backoff")
+
+
+def test_the_queue_is_ranked_anew_by_the_configuration_of_a_new_epoch(make_pool):
+    pool = make_pool()
+    pool.node("n0", 8)
+    pool.arrive("a", 1, priority_class="low")
+    pool.arrive("b", 1)
+    assert order(pool) == ["b", "a"]
+    classes = {"low": 5, "normal": 0}
+    pool.send(ev.EpochStarted(epoch=pool.state.epoch + 1, config=replace(pool.config, priority_classes=classes)))
+    assert order(pool) == ["a", "b"]

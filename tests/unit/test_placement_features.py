@@ -335,6 +335,25 @@ def test_what_an_eviction_leaves_is_used_by_others_of_a_higher_level_who_wait_to
         assert objective(p, assignments) == pytest.approx(14.0, abs=1.0)
 
 
+def test_what_was_in_vain_for_less_is_tried_for_more() -> None:
+    p = problem(
+        [job("poor", 4, value=2.0, level=1), job("rich", 4, value=9.0, level=1)],
+        [nodes("a")],
+        victim("v", 4.0, ("a", 4)),
+    )
+    assert after(greedy(p)) == {"rich": ("v",)}
+
+
+def test_what_was_in_vain_is_tried_again_when_somebody_has_gone() -> None:
+    """Two GPUs are not worth the victim, three are; then two of what it leaves cost nothing more."""
+    p = problem(
+        [job("first", 2, value=2.0, level=1), job("big", 3, value=9.0, level=1), job("second", 2, value=2.0, level=1)],
+        [nodes("a")],
+        victim("v", 4.0, ("a", 8)),
+    )
+    assert after(greedy(p)) == {"big": ("v",), "second": ("v",)}
+
+
 def test_shares_have_nobody_evicted() -> None:
     p = problem([job("j", value=9.0, gpu_milli=500, level=1)], [nodes("a")], victim("v", 1.0, ("a", 1)))
     assert both(p) == ((), ())
