@@ -120,9 +120,12 @@ def parse_moment(text: str) -> float:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         try:
-            return float(text)
+            seconds = float(text)
         except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds):
             raise UserError(
                 f"{text!r} is not a time: expected 2017-10-02, 2017-10-02T12:00:00 or epoch seconds"
             ) from None
+        return seconds
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

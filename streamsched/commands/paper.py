@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from streamsched.commands.output import make_folder, write_text
 from streamsched.commands.simulate import (
     Before,
     From,
@@ -23,7 +24,6 @@ from streamsched.commands.simulate import (
     ScenarioFile,
     TraceFile,
     _source,
-    _write_text,
 )
 from streamsched.errors import UserError
 
@@ -65,12 +65,9 @@ def report_paper(
     """
     asked = _read(paper, scenario, trace, nodes, submitted_from, submitted_before, limit)
     found = _run(asked, batches, batch_jobs, seed)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out}: {error.strerror}") from None
-    _write_text(out / "summary.json", json.dumps(_document(found), indent=2) + "\n")
-    _write_text(out / "report.html", _page(found))
+    make_folder(out)
+    write_text(out / "summary.json", json.dumps(_document(found), indent=2) + "\n")
+    write_text(out / "report.html", _page(found))
     _print(found)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -22,6 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from streamsched.commands.apart import map_apart
+from streamsched.commands.output import make_folder, write_text
 from streamsched.core.model import WHOLE_GPU
 from streamsched.errors import UserError
 from streamsched.policy import RULES, by_name
@@ -84,6 +84,8 @@ JobsFormat = Annotated[Literal["csv", "parquet"], typer.Option(help="Of the file
 Out = Annotated[Path, typer.Option(help="Folder for summary.json, jobs.csv and report.html.")]
 
 
+LONGEST_S = 1e10
+"""Of run times and options: three hundred years."""
 GITTINS = "gittins"
 POLICIES = sorted([*RULES, GITTINS])
 _FAST_PREEMPTIVE = ("las", GITTINS, "srtf")
@@ -164,7 +166,7 @@ def simulate(
         *(given, limit, policy, backfill, placement, preempt),
         *(Costs(restart_s, checkpoint_s, bound_s, move_after_s), Estimates.parse(estimates), fast),
     )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     found = [_run_one(replace(plan, seed=seed), progress=True) for seed in range(1, seeds + 1)]
     summaries = [run.summary for run in found]
     told: dict[str, object] = {
@@ -172,15 +174,15 @@ def simulate(
         "backfill": plan.backfill,
         "estimates": str(plan.estimates),
         **{
-            key: float(np.mean([s[key] for s in summaries])) if seeds > 1 else value
+            key: value if all(s[key] == value for s in summaries) else float(np.mean([s[key] for s in summaries]))
             for key, value in summaries[0].items()
         },
     }
     if seeds > 1:
         told["by_seed"] = summaries
-    _write_text(out / "summary.json", json.dumps(told, indent=2) + "\n")
     write_jobs(out / f"jobs.{jobs_format}", found[0].schedule)
     _write_report(out / "report.html", plan, {plan.label: found[0]})
+    write_text(out / "summary.json", json.dumps(told, indent=2, allow_nan=False) + "\n")
     _table(
         plan, {plan.label: found[0]} if seeds == 1 else {f"{plan.label}, seed {n}": r for n, r in enumerate(found, 1)}
     )
@@ -220,14 +222,13 @@ def compare(
     plans = [
         replace(_plan(given, limit, name, backfill, placement, preempt, costs, told, fast), seed=seed) for name in names
     ]
-    out.mkdir(parents=True, exist_ok=True)
-    workers = min(len(plans), processes or os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        found = dict(zip((plan.label for plan in plans), pool.map(_run_one, plans), strict=True))
+    make_folder(out)
+    runs = map_apart(_run_one, plans, processes or os.cpu_count() or 1)
+    found = dict(zip((plan.label for plan in plans), runs, strict=True))
     body = {label: {**run.summary, **{f"{key}_95": between for key, between in run.intervals.items()}}
             for label, run in found.items()}  # fmt: skip
-    _write_text(out / "summary.json", json.dumps(body, indent=2) + "\n")
     _write_report(out / "report.html", plans[0], found)
+    write_text(out / "summary.json", json.dumps(body, indent=2, allow_nan=False) + "\n")
     _table(plans[0], found)
     _say_refused(next(iter(found.values())))
 
@@ -297,6 +298,12 @@ def _plan(
         raise UserError(f"--backfill {backfill} needs run times: give --estimates user, true, predicted or noisy:SIGMA")
     if backfill in ("easy", "conservative") and preempt == "on":
         raise UserError(f"--backfill {backfill} is for runs that go on to their ends: leave out --preempt on")
+    for name, value in (
+        *(("--restart-s", costs.restart_s), ("--checkpoint-s", costs.checkpoint_s)),
+        *(("--bound-s", costs.bound_s), ("--move-after-s", costs.move_after_s)),
+    ):
+        if value is not None and not value <= LONGEST_S:
+            raise UserError(f"{name} {value:g}: expected no more than {LONGEST_S:,.0f} s")
     for name, value in (("--bound-s", costs.bound_s), ("--move-after-s", costs.move_after_s)):
         if value is not None and not (fast and preempt == "on"):
             raise UserError(f"{name} is for --fast with --preempt on: leave it out")
@@ -346,6 +353,11 @@ def _run_one(plan: Plan, progress: bool = False) -> Run:
     found = read_trace(plan.trace, Window(plan.submitted_from, plan.submitted_before, plan.limit))
     random = Random(plan.seed)
     rows = [(job, plan.estimates.of(job.duration_s, job.estimate_s, random)) for job in found.jobs]
+    endless = next((job for job in found.jobs if job.duration_s > LONGEST_S), None)
+    if endless is not None:
+        raise UserError(
+            f"{plan.trace}:{endless.line}: a job of {endless.duration_s:g} s; expected no more than {LONGEST_S:,.0f}"
+        )
     if plan.estimates.kind == "user" and all(told is None for _, told in rows):
         raise UserError(f"{plan.trace}: has no users' estimates: choose none, true or noisy:SIGMA")
     columns = _Columns(
@@ -359,6 +371,8 @@ def _run_one(plan: Plan, progress: bool = False) -> Run:
         clamped=tuple(job.clamped for job, _ in rows),
     )
     schedule = _by_fast(plan, columns) if plan.fast else _by_core(plan, columns, progress)
+    if not schedule.ran.any():
+        raise UserError(f"{plan.trace}: no job fits these nodes")
     refusals = found.refusals
     return Run(
         schedule=schedule,
@@ -606,11 +620,4 @@ def _write_report(path: Path, plan: Plan, found: Mapping[str, Run]) -> None:
     ]
     rows = [{k: v for k, v in row.items() if k != "wall s"} for row in _rows(found)]
     schedules = {label: run.schedule for label, run in found.items()}
-    _write_text(path, page(f"streamsched: {plan.name}", facts, rows, schedules))
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+    write_text(path, page(f"streamsched: {plan.name}", facts, rows, schedules))

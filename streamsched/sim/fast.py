@@ -315,8 +315,11 @@ class Preemption:
     place: so that free GPUs come together. Infinite: nobody is moved."""
 
     def __post_init__(self) -> None:
-        if self.restart_s < 0 or not self.checkpoint_s > 0 or not self.bound_s >= 0 or not self.move_after_s > 0:
-            raise ValueError("restart_s and bound_s are at least 0, checkpoint_s and move_after_s above 0")
+        costs = 0 <= self.restart_s < math.inf and 0 < self.checkpoint_s < math.inf
+        if not (costs and self.bound_s >= 0 and self.move_after_s > 0):
+            raise ValueError(
+                "restart_s and bound_s are at least 0, checkpoint_s and move_after_s above 0, the costs finite"
+            )
 
 
 def simulate_index(

@@ -54,8 +54,9 @@ def _write_parquet(polars: Any, path: Path, schedule: Schedule) -> None:
     types = dict(zip(COLUMNS, (kinds[k] for k in (int, float, float, int, str, float, float, int)), strict=True))
     try:
         polars.DataFrame(_columns(schedule), schema=types).write_parquet(path, compression="zstd")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
+    except (OSError, polars.exceptions.PolarsError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"{path}: {reason}") from None
 
 
 def _columns(schedule: Schedule) -> dict[str, list[Any]]:

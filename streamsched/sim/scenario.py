@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -13,7 +14,7 @@ from msgspec import Struct
 
 from streamsched.errors import UserError
 
-_GROUP = re.compile(r"(?P<count>\d+)x(?P<gpus>\d+)(?::(?P<type>[A-Za-z0-9._-]+))?")
+_GROUP = re.compile(r"(?P<count>[0-9]{1,9})x(?P<gpus>[0-9]{1,9})(?::(?P<type>[A-Za-z0-9._-]+))?")
 _NODES_MAX = 1_000_000
 
 
@@ -54,6 +55,9 @@ def read_scenario(path: Path) -> Scenario:
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: is no TOML file: {error}") from None
+    known = ("trace", "nodes", "node_list", "submitted_from", "submitted_before", "clusters", "throughputs", "seed")
+    if unknown := sorted(set(told) - set(known)):
+        raise UserError(f"{path}: unknown key `{unknown[0]}`; there are {', '.join(known[:5])}")
     for key in ("clusters", "throughputs"):
         if key in told:
             raise UserError(f"{path}: `{key}` is not supported by `simulate` yet; one cluster of like jobs is")
@@ -77,15 +81,24 @@ def _file(path: Path, key: str, name: Any) -> Path:
     if given := os.environ.get("STREAMSCHED_TRACES"):
         folders.insert(0, Path(given))
     for folder in folders:
-        if (folder / name).is_file():
+        if _is_file(folder / name):
             return folder / name
     raise UserError(f"{path}: no {key} {name} in {', '.join(map(str, folders))}; STREAMSCHED_TRACES names the folder")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no name of a file at all
+        return False
 
 
 def _groups(path: Path, told: Any) -> tuple[NodeGroup, ...]:
     groups = []
     for group in told if isinstance(told, list) else [None]:
         match group:
+            case {"count": bool()} | {"gpus": bool()}:
+                raise UserError(f"{path}: `nodes`: `count` and `gpus` have to be numbers")
             case {"count": int(count), "gpus": int(gpus), **more} if count > 0 and gpus > 0:
                 groups.append(NodeGroup(count=count, gpus=gpus, gpu_type=str(more.get("gpu_type", "any"))))
             case _:
@@ -109,6 +122,6 @@ def _moment(path: Path, told: dict[str, Any], key: str) -> float | None:
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
         case date() as day:
             return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
-        case int() | float() as seconds:
+        case int() | float() as seconds if not isinstance(seconds, bool) and math.isfinite(seconds):
             return float(seconds)
     raise UserError(f"{path}: `{key}` has to be a date, a time or epoch seconds")

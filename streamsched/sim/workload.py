@@ -13,6 +13,8 @@ from streamsched.core.model import WHOLE_GPU, JobSpec, NodeSpec
 from streamsched.errors import UserError
 
 WHOLE_NODE_GPUS: Final = 8
+SIGMA_MAX: Final = 10.0
+"""Of noise: by e^10 and more an estimate says nothing, and its tail is no number any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,10 @@ class Estimates:
                 value = float(sigma)
             except ValueError:
                 value = math.nan
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"--estimates {text}: expected noisy:SIGMA with a number of at least 0, as noisy:0.5")
+            if not 0 <= value <= SIGMA_MAX:
+                raise UserError(
+                    f"--estimates {text}: expected noisy:SIGMA with a number of 0 to {SIGMA_MAX:g}, as noisy:0.5"
+                )
             return cls(kind, value)
         if kind not in ("none", "user", "true", "predicted") or sigma:
             raise UserError(f"--estimates {text}: expected none, user, true, predicted or noisy:SIGMA")

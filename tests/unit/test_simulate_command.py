@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from streamsched import cli
+from streamsched.commands.apart import map_apart
+from streamsched.commands.output import write_text
 from streamsched.errors import UserError
 from streamsched.sim.metrics import Lines, Schedule, interval, summary
 from streamsched.sim.scenario import parse_nodes, read_scenario
@@ -201,6 +209,13 @@ def test_preemptive_policies_by_both_ways(tmp_path: Path, policy: str, way: tupl
         (("--nodes", "1x8", "--policy", "fancy"), "unknown policy 'fancy'"),
         (("--nodes", "1x8", "--policy", "sjf"), "give --estimates"),
         (("--nodes", "1x8", "--estimates", "noisy:much"), "expected noisy:SIGMA"),
+        (("--nodes", "1x8", "--estimates", "noisy:1000"), "a number of 0 to 10"),
+        (("--nodes", "9" * 5000 + "x8"), "is not COUNTxGPUS"),
+        (("--nodes", "1x8", "--from", "nan"), "is not a time"),
+        (("--nodes", "1x1", "--from", "1", "--before", "2"), "no job fits these nodes"),
+        (("--nodes", "1x1", "--from", "1", "--before", "2", "--fast"), "no job fits these nodes"),
+        (("--nodes", "1x8", "--preempt", "on", "--policy", "las", "--checkpoint-s", "inf"), "--checkpoint-s inf"),
+        (("--nodes", "1x8", "--preempt", "on", "--policy", "las", "--restart-s", "1e300"), "--restart-s 1e+300"),
         (("--nodes", "1x8", "--estimates", "user"), "no users' estimates"),
         (("--nodes", "1x8", "--backfill", "easy"), "needs run times"),
         (("--nodes", "1x8", "--backfill", "conservative", "--fast"), "needs run times"),
@@ -231,6 +246,11 @@ def test_what_cannot_be_run_is_told_in_one_line(trace: Path, tmp_path: Path, arg
         ('trace = "trace.csv"\nnode_list = "gone.csv"', "no node_list gone.csv"),
         ('trace = "x.csv"\nnodes = [{ count = 1, gpus = 8 }]', "no trace x.csv"),
         ('trace = "trace.csv"\nnodes = []', "`nodes` is empty"),
+        (f'trace = "{"x" * 300}"\nnodes = [{{ count = 1, gpus = 8 }}]', "no trace xxx"),
+        ('trace = "trace.csv"\nnodes = [{ count = true, gpus = 8 }]', "have to be numbers"),
+        ('trace = "trace.csv"\nnodes = [{ count = 1, gpus = 8 }]\nsubmitted_from = true', "has to be a date"),
+        ('trace = "trace.csv"\nnodes = [{ count = 1, gpus = 8 }]\nsubmitted_from = nan', "has to be a date"),
+        ('trace = "trace.csv"\nnodes = [{ count = 1, gpus = 8 }]\nsubmited_from = 3', "unknown key `submited_from`"),
         ('trace = "trace.csv"\nnodes = [{ count = 1 }]', "has to be a list of"),
         ('trace = "trace.csv"\nnodes = [{ count = 1, gpus = 8 }]\nsubmitted_from = "soon"', "has to be a date"),
         ('trace = "trace.csv"\n[[clusters]]\nname = "a"', "not supported"),
@@ -296,3 +316,71 @@ def test_the_interval_covers_the_mean_about_as_often_as_it_says() -> None:
     random = np.random.default_rng(1)
     hits = sum(low <= 1.0 <= high for low, high in (interval(random.exponential(1.0, 400)) for _ in range(200)))
     assert 170 <= hits <= 200
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_run(trace: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").write_text("")
+    more = ("--policies", "fcfs") if command == "compare" else ()
+    for out in (tmp_path / "file", tmp_path / "file" / "x"):
+        told = run(command, "--trace", trace, "--nodes", "1x8", *more, "--out", out, code=2)
+        assert told.startswith(f"--out {out}: ")
+
+
+def test_a_run_time_beyond_all_reason_is_told_with_its_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("job_id,submit_s,duration_s,gpus\na,0,1e300,1\n")
+    told = run("simulate", "--trace", trace, "--nodes", "1x8", "--out", tmp_path / "out", code=2)
+    assert told.startswith(f"{trace}:2: a job of 1e+300 s")
+
+
+def test_half_a_file_is_left_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="folder: is a directory"):
+        write_text(tmp_path / "folder", "x")
+    write_text(tmp_path / "good", "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "good"]
+
+
+def _killed(signal_number: int) -> int:
+    os.kill(os.getpid(), signal_number)
+    return 0
+
+
+def test_a_process_that_is_killed_is_told_in_one_line() -> None:
+    with pytest.raises(UserError, match="a process was killed before it was done"):
+        map_apart(_killed, [signal.SIGKILL], 1)
+
+
+def test_processes_end_with_the_one_that_asked_for_them(tmp_path: Path) -> None:
+    """The parent is killed while its child sleeps: the child is gone soon after."""
+    code = (
+        "import os, pathlib, sys, time\n"
+        "from streamsched.commands.apart import map_apart\n"
+        "def sleep(path):\n"
+        "    pathlib.Path(path).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+        "if __name__ == '__main__':\n"
+        "    map_apart(sleep, [sys.argv[1]], 1)\n"
+    )
+    (tmp_path / "parent.py").write_text(code)
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "pid")])
+    child = _eventually(lambda: int((tmp_path / "pid").read_text() or 0) if (tmp_path / "pid").exists() else 0)
+    parent.kill()
+    parent.wait()
+    assert _eventually(lambda: not Path(f"/proc/{child}").exists() or "Z" in _state(child))
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def _eventually(found: Callable[[], int]) -> int:
+    for _ in range(600):
+        if value := found():
+            return value
+        time.sleep(0.1)
+    raise AssertionError("not within a minute")
