@@ -96,8 +96,8 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
     """
     state.queue.refresh(state, ranker, now)
     # With nodes kept by estimates nobody is stopped: who waits for victims would neither start nor be protected.
-    may_stop = state.config.backfill not in _PROTECTED and _somebody_has_no_room(state)
-    runs = possible_victims(state, now) if may_stop else []
+    may_stop = state.config.preempt != "off" and state.config.backfill not in _PROTECTED
+    runs = possible_victims(state, now) if may_stop and _somebody_has_no_room(state) else []
     if not runs and is_static(ranker):
         chooser = _Chooser(state, now, {}, ())
         _look_at_lines(state, chooser)
