@@ -104,8 +104,9 @@ def run(quick: bool) -> None:
             jobs = Workload.of(read_trace(traces / path, window).jobs).with_true_estimates()
             console.print(_slice_table(name, jobs, [8] * nodes, runs=1 if quick else 7))
             console.print(_las_line(name, jobs, [8] * nodes))
+            console.print(_core_line(name, jobs, nodes, "las", Backfill.SKIP, 200 if quick else 4_000, "score"))
             for rule, mode in CORE_CASES:
-                console.print(_core_line(name, jobs, nodes, rule, mode, 500 if quick else len(jobs)))
+                console.print(_core_line(name, jobs, nodes, rule.name.lower(), mode, 500 if quick else len(jobs)))
         else:
             console.print(f"{name}: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
     console.print(_whole_files(traces))
@@ -141,10 +142,12 @@ def _las_line(name: str, jobs: Workload, nodes: list[int]) -> str:
     )
 
 
-def _core_line(name: str, jobs: Workload, nodes: int, rule: Rule, mode: Backfill, limit: int) -> str:
-    seconds = _seconds(lambda: _by_core(jobs, nodes, rule, mode, limit))
+def _core_line(
+    name: str, jobs: Workload, nodes: int, rule: str, mode: Backfill, limit: int, preempt: str = "off"
+) -> str:
+    seconds = _seconds(lambda: _by_core(jobs, nodes, rule, mode, limit, preempt=preempt))
     return (
-        f"{name}, production core, {rule.name.lower()}, {mode.name.lower()}, greedy, first {limit:,} jobs: "
+        f"{name}, production core, {rule}, {mode.name.lower()}, preempt {preempt}, greedy, first {limit:,} jobs: "
         f"{limit / seconds:,.0f} jobs/s"
     )
 
@@ -152,17 +155,18 @@ def _core_line(name: str, jobs: Workload, nodes: int, rule: Rule, mode: Backfill
 def _by_core(
     jobs: Workload,
     nodes: int,
-    rule: Rule,
+    rule: str,
     mode: Backfill,
     limit: int | None = None,
     on_progress: Callable[[int], None] | None = None,
+    preempt: str = "off",
 ) -> None:
     columns = (jobs.submit_s.tolist(), jobs.duration_s.tolist(), jobs.gpus.tolist())
     rows = itertools.islice(zip(*columns, strict=True), limit)
-    chosen = [job(number, *row, estimate_s=row[1]) for number, row in enumerate(rows)]
-    backfill: Any = mode.name.lower()
-    config = SchedulerConfig(window_jobs=10_000, reservations_max=0, finished_keep_s=3600.0, backfill=backfill)
-    ranker = by_name(rule.name.lower())
+    chosen = [job(number, *row, estimate_s=row[1], preemptible=preempt != "off") for number, row in enumerate(rows)]
+    told: Any = {"backfill": mode.name.lower(), "preempt": preempt}
+    config = SchedulerConfig(window_jobs=10_000, reservations_max=0, finished_keep_s=3600.0, **told)
+    ranker = by_name(rule)
     simulate_core(chosen, nodes_of([(nodes, 8, "any")]), config, ranker, on_progress=on_progress)
 
 
@@ -221,7 +225,7 @@ def _core_queue_table(quick: bool) -> Table:
                 if not marks or (finished >= served and len(marks) == 1):
                     marks.append(time.process_time())
 
-            _by_core(held_queue(waiting, served), 80, rule, Backfill.SKIP, on_progress=note)
+            _by_core(held_queue(waiting, served), 80, rule.name.lower(), Backfill.SKIP, on_progress=note)
             costs.append(1e6 * (marks[1] - marks[0]) / (2 * served))
         table.add_row(rule.name.lower(), *(f"{cost:.0f}" for cost in costs), f"{costs[1] / costs[0]:.2f}")
     return table

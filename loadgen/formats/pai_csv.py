@@ -164,17 +164,15 @@ class _TagTable(_Table):
     columns = _TAG
 
     def matches(self, head: Head) -> bool:
-        return False
-
-    def near_miss(self, head: Head) -> str | None:
         cells = split(head.line)
         shaped = len(cells) == len(_TAG) and all(cells[i] and set(cells[i]) <= _HEX for i in (0, 1, 3))
-        if tuple(cells) == _TAG or shaped:
-            return f"{self.name} has no jobs; expected pai_job_table.csv with pai_task_table.csv beside it"
-        return None
+        return tuple(cells) == _TAG or shaped
 
     def read(self, head: Head, lines: Iterable[tuple[int, str]], refusals: Refusals) -> Iterator[TraceJob]:
-        raise NotImplementedError  # matches() says never
+        raise UserError(
+            f"{head.path}:{head.number}: {self.name} has no jobs; expected pai_job_table.csv with pai_task_table.csv"
+            " beside it"
+        )
 
 
 @dataclass(slots=True)

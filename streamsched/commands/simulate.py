@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -27,10 +28,12 @@ from streamsched.errors import UserError
 from streamsched.policy import RULES, by_name
 from streamsched.policy.formulas import FORMULAS, SEE_RUN_TIMES
 from streamsched.policy.rules import UNKNOWN_RUN_S
+from streamsched.sim.fast import Preemption
 from streamsched.sim.workload import Estimates
 
 if TYPE_CHECKING:
     from loadgen.jobs import TraceJob
+    from loadgen.trace import Trace
     from streamsched.core.window import Ranker
     from streamsched.sim.fast import Outcome, Workload
     from streamsched.sim.learning import Estimator
@@ -92,21 +95,6 @@ _FAST_PREEMPTIVE = ("las", GITTINS, "srtf")
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Of preemption, s."""
-
-    restart_s: float
-    checkpoint_s: float
-    bound_s: float | None = None
-    move_after_s: float | None = None
-
-    def __str__(self) -> str:
-        told = f"restart {self.restart_s:g} s, checkpoint {self.checkpoint_s:g} s"
-        told += "" if self.bound_s is None else f", bound {self.bound_s:g} s"
-        return told + ("" if self.move_after_s is None else f", moved after {self.move_after_s:g} s")
-
-
-@dataclass(frozen=True)
 class Plan:
     """One simulation: what crosses to a process of its own."""
 
@@ -120,15 +108,19 @@ class Plan:
     backfill: Backfill
     placement: str
     preempt: bool
-    costs: Costs
+    costs: Preemption
     estimates: Estimates
     seed: int
     fast: bool
 
     @property
+    def sees_run_times(self) -> bool:
+        return self.policy in SEE_RUN_TIMES or self.backfill in ("easy", "conservative")
+
+    @property
     def label(self) -> str:
         """The policy, and what it sees."""
-        if self.policy not in SEE_RUN_TIMES and self.backfill not in ("easy", "conservative"):
+        if not self.sees_run_times:
             return self.policy
         return f"{self.policy} (oracle)" if self.estimates.are_true else f"{self.policy} ({self.estimates})"
 
@@ -164,7 +156,7 @@ def simulate(
     given = _source(scenario, trace, nodes, submitted_from, submitted_before)
     plan = _plan(
         *(given, limit, policy, backfill, placement, preempt),
-        *(Costs(restart_s, checkpoint_s, bound_s, move_after_s), Estimates.parse(estimates), fast),
+        *(_costs(restart_s, checkpoint_s, bound_s, move_after_s), Estimates.parse(estimates), fast),
     )
     make_folder(out)
     found = [_run_one(replace(plan, seed=seed), progress=True) for seed in range(1, seeds + 1)]
@@ -218,7 +210,7 @@ def compare(
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise UserError("--policies: give at least one name")
-    told, costs = Estimates.parse(estimates), Costs(restart_s, checkpoint_s, bound_s, move_after_s)
+    told, costs = Estimates.parse(estimates), _costs(restart_s, checkpoint_s, bound_s, move_after_s)
     plans = [
         replace(_plan(given, limit, name, backfill, placement, preempt, costs, told, fast), seed=seed) for name in names
     ]
@@ -278,6 +270,22 @@ def _listed(path: Path | None) -> tuple[NodeGroup, ...]:
     return tuple(NodeGroup(count=count, gpus=gpus, gpu_type=name) for (gpus, name), count in counts.items())
 
 
+def _costs(restart_s: float, checkpoint_s: float, bound_s: float | None, move_after_s: float | None) -> Preemption:
+    told = {
+        "--restart-s": restart_s, "--checkpoint-s": checkpoint_s,
+        "--bound-s": bound_s, "--move-after-s": move_after_s,
+    }  # fmt: skip
+    for name, value in told.items():
+        if value is not None and not value <= LONGEST_S:
+            raise UserError(f"{name} {value:g}: expected no more than {LONGEST_S:,.0f} s")
+    return Preemption(
+        restart_s=restart_s,
+        checkpoint_s=checkpoint_s,
+        bound_s=math.inf if bound_s is None else bound_s,
+        move_after_s=math.inf if move_after_s is None else move_after_s,
+    )
+
+
 def _plan(
     source: _Source,
     limit: int | None,
@@ -285,7 +293,7 @@ def _plan(
     backfill: Backfill,
     placement: str,
     preempt: str,
-    costs: Costs,
+    costs: Preemption,
     estimates: Estimates,
     fast: bool,
 ) -> Plan:
@@ -298,14 +306,8 @@ def _plan(
         raise UserError(f"--backfill {backfill} needs run times: give --estimates user, true, predicted or noisy:SIGMA")
     if backfill in ("easy", "conservative") and preempt == "on":
         raise UserError(f"--backfill {backfill} is for runs that go on to their ends: leave out --preempt on")
-    for name, value in (
-        *(("--restart-s", costs.restart_s), ("--checkpoint-s", costs.checkpoint_s)),
-        *(("--bound-s", costs.bound_s), ("--move-after-s", costs.move_after_s)),
-    ):
-        if value is not None and not value <= LONGEST_S:
-            raise UserError(f"{name} {value:g}: expected no more than {LONGEST_S:,.0f} s")
     for name, value in (("--bound-s", costs.bound_s), ("--move-after-s", costs.move_after_s)):
-        if value is not None and not (fast and preempt == "on"):
+        if value < math.inf and not (fast and preempt == "on"):
             raise UserError(f"{name} is for --fast with --preempt on: leave it out")
     if fast and estimates.kind == "predicted":
         raise UserError("--estimates predicted learns while the simulation goes on, --fast cannot: leave it out")
@@ -345,12 +347,19 @@ class Run:
     """95 %, by keys of the summary."""
 
 
-def _run_one(plan: Plan, progress: bool = False) -> Run:
+@lru_cache(maxsize=2)
+def _read(trace: Path, submitted_from: float | None, submitted_before: float | None, limit: int | None) -> Trace:
+    """Once for all seeds of a command: the jobs of the slice, and those before it."""
     from loadgen.trace import Window, read_trace
+
+    return read_trace(trace, Window(submitted_from, submitted_before, limit))
+
+
+def _run_one(plan: Plan, progress: bool = False) -> Run:
     from streamsched.sim.metrics import intervals, summary
 
     started = time.perf_counter()
-    found = read_trace(plan.trace, Window(plan.submitted_from, plan.submitted_before, plan.limit))
+    found = _read(plan.trace, plan.submitted_from, plan.submitted_before, plan.limit)
     random = Random(plan.seed)
     rows = [(job, plan.estimates.of(job.duration_s, job.estimate_s, random)) for job in found.jobs]
     endless = next((job for job in found.jobs if job.duration_s > LONGEST_S), None)
@@ -441,19 +450,13 @@ def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:
     from streamsched.policy import gittins
     from streamsched.sim import fast
 
-    costs = fast.Preemption(
-        restart_s=plan.costs.restart_s,
-        checkpoint_s=plan.costs.checkpoint_s,
-        bound_s=math.inf if plan.costs.bound_s is None else plan.costs.bound_s,
-        move_after_s=math.inf if plan.costs.move_after_s is None else plan.costs.move_after_s,
-    )
     if plan.policy == "srtf":
-        return fast.simulate_srtf(workload, nodes, costs)
+        return fast.simulate_srtf(workload, nodes, plan.costs)
     if plan.policy == GITTINS:
         levels = np.array(gittins.LEVELS_GPU_S)
         index = fast.Index(levels, _gittins_table(plan), gittins.class_of(workload.gpus))
-        return fast.simulate_index(workload, nodes, index, costs)
-    return fast.simulate_index(workload, nodes, fast.las_index(), costs)
+        return fast.simulate_index(workload, nodes, index, plan.costs)
+    return fast.simulate_index(workload, nodes, fast.las_index(), plan.costs)
 
 
 def _gittins_table(plan: Plan) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -468,12 +471,10 @@ def _gittins_table(plan: Plan) -> np.ndarray[tuple[int, int], np.dtype[np.float6
 
 def _before(plan: Plan) -> list[TraceJob]:
     """Jobs of the trace that were submitted before the first that is simulated."""
-    from loadgen.trace import Window, read_trace
-
     if plan.submitted_from is None:
         return []
     try:
-        return read_trace(plan.trace, Window(None, plan.submitted_from)).jobs
+        return _read(plan.trace, None, plan.submitted_from, None).jobs
     except UserError:  # there are none
         return []
 
@@ -546,7 +547,7 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
             _ranker(plan, float(columns.submit_s[0])),
             SimOptions(placement=plan.placement, checkpoint_s=plan.costs.checkpoint_s),
             lambda finished: bar.update(task, completed=finished),
-            _learned(plan, whole) if plan.estimates.kind == "predicted" else None,
+            _learned(plan, whole) if plan.estimates.kind == "predicted" and plan.sees_run_times else None,
         )
     return from_core(result)
 

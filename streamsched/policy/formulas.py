@@ -28,6 +28,7 @@ class Jobs:
     origin_s: float
     """What the submission times in F1 to F4 count from: the beginning of the workload."""
     cluster_gpus: float = 1.0
+    """Told to rules that change with time alone: the others are asked once, and clusters grow."""
 
     @property
     def r(self) -> Array:
@@ -63,7 +64,7 @@ def qssf(jobs: Jobs, now: float) -> Array:
     """Quasi-shortest-service-first (Hu et al., "Characterization and prediction of deep learning workloads in
     large-scale GPU datacenters", SC'21, algorithm 1): predicted GPU-seconds. Where the estimates are the true run times
     it is SAF; it is QSSF with those that are learned from history."""
-    return jobs.estimate_s * jobs.gpus
+    return saf(jobs, now)
 
 
 def smallest(jobs: Jobs, now: float) -> Array:

@@ -62,7 +62,7 @@ class ByFormula:
             dtype=np.float64,
         ).reshape(-1, 4)
         seq, submit_s, estimate_s, gpus = columns.T
-        cluster = sum(node.spec.gpus for node in state.inventory) if self.name == "multifactor" else 1.0
+        cluster = sum(node.spec.gpus for node in state.inventory) if not self.static else 1.0
         keys = self._formula(formulas.Jobs(seq, submit_s, estimate_s, gpus, self._origin_s, max(1.0, cluster)), now)
         found: list[float] = (-keys).tolist()
         return found

@@ -314,6 +314,11 @@ class Preemption:
     """A job that has run so long on one node may be stopped there and go on at once on another, whoever needs its
     place: so that free GPUs come together. Infinite: nobody is moved."""
 
+    def __str__(self) -> str:
+        told = f"restart {self.restart_s:g} s, checkpoint {self.checkpoint_s:g} s"
+        told += f", bound {self.bound_s:g} s" if self.bound_s < math.inf else ""
+        return told + (f", moved after {self.move_after_s:g} s" if self.move_after_s < math.inf else "")
+
     def __post_init__(self) -> None:
         costs = 0 <= self.restart_s < math.inf and 0 < self.checkpoint_s < math.inf
         if not (costs and self.bound_s >= 0 and self.move_after_s > 0):

@@ -272,21 +272,13 @@ def jain(values: Floats) -> float:
 # ── intervals ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def interval(values: Floats, seed: int = 1, draws: int = 1_000, share: float = 0.95) -> Interval:
-    """Bootstrap interval of the mean, over jobs in blocks of equal submission order."""
-    if len(values) < 2:
-        return _mean(values), _mean(values)
-    drawn = Bootstrap(len(values), seed, draws, share)
-    return drawn.between(drawn.means(values))
-
-
 def intervals(schedule: Schedule) -> dict[str, Interval]:
     """95 % bootstrap intervals of the figures of `summary`, by its keys.
 
     Of those over jobs, the jobs of whole days are drawn (`bootstrap.Bootstrap`), or blocks of sqrt(n) of a slice of
     less than `DAYS_LEAST` days; of those over time, `TIME_BLOCKS` equal spans. Queues hold together for longer than a
-    day, and percentiles of few blocks are no t quantiles: of a series as correlated as the waits of Philly, days cover
-    the mean in 85 % of cases, not in 95 %.
+    day, and percentiles of few blocks are no t quantiles: where waits hold together for days the intervals are too
+    narrow.
     None of the maximum: no draw exceeds the greatest value seen, and two of three have just that (Bickel and Freedman,
     "Some asymptotic theory for the bootstrap", 1981). None of Jain's index: drawing adds spread between the tenants, so
     that draws lie below the index itself.

@@ -17,8 +17,6 @@ from loadgen.text import numbered, text_of
 from loadgen.trace import detect
 from streamsched.errors import UserError
 
-pytest.importorskip("polars", reason="needs the extra `trace`")
-
 TIMES = ("2017-10-09 07:01:55", "2020-02-29 00:00:00", "1999-12-31 23:59:59", "9999-12-31 23:59:59")
 NUMBERS = ("0", "1", "66.0", "2951.125", "0.1", "123456789.123457", "007", "999999999")
 PLAIN = {

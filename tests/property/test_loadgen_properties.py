@@ -7,7 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
-import pytest
+import polars
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -103,7 +103,6 @@ TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", 
 def test_parquet_is_read_as_the_csv_of_the_same_cells(
     rows: list[tuple[object, ...]], good: bool, kept: st.DataObject
 ) -> None:
-    polars = pytest.importorskip("polars", reason="needs the extra `trace`")
     numbers = ("submit_s", "duration_s", "gpus", *neutral_csv.COLUMNS[5:8], "queued_s", "attempts")
     texts = ("tenant", "gpu_types", "group")
     named = [dict(zip(numbers + texts, row, strict=True)) | {"job_id": "j"} for row in rows]

@@ -5,11 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
-import pytest
-
-pytest.importorskip("numba", reason="needs the extra `fast`")
-
 import numpy as np
+import pytest
 import sim_reference as reference
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -15,8 +15,6 @@ from loadgen.formats.base import HeaderCsv
 from loadgen.jobs import Refusals, TraceJob
 from loadgen.trace import read_trace
 
-pytest.importorskip("polars", reason="needs the extra `trace`")
-
 HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"
 ROWS = (
     "2017-10-09 07:01:55,66.0,1,66.0,11cb48\n"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 from typer.testing import CliRunner
 
@@ -14,8 +15,6 @@ from loadgen import cli
 from loadgen.jobs import TraceJob
 from loadgen.trace import Trace, read_trace
 from streamsched.errors import UserError
-
-polars = pytest.importorskip("polars", reason="needs the extra `trace`")
 
 CSV = (
     "job_id,submit_s,duration_s,gpus,tenant,duration_clamped,estimate_s,gpu_milli,gpu_types,queued_s,attempts,group\n"

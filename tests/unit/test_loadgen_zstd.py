@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from loadgen.trace import read_trace
 from streamsched.errors import UserError
 
-zstandard = pytest.importorskip("zstandard")
 HEADER = b"job_id,submit_s,duration_s,gpus\n"
 ROWS = b"".join(b"j%d,%d,%d,1\n" % (i, i, i * 7919 % 10007) for i in range(60_000))
 

@@ -85,7 +85,6 @@ def test_a_row_has_the_last_run_time_of_the_same_name() -> None:
 
 @pytest.fixture(scope="module")
 def trees() -> Trees:
-    pytest.importorskip("sklearn", reason="needs the extra `predict`")
     return Trees(training.fit(past(), version=3, seed=1))
 
 
@@ -121,7 +120,6 @@ def test_a_model_that_does_not_hold_together_is_refused(trees: Trees, changes: d
 
 
 def test_too_few_jobs_are_told() -> None:
-    pytest.importorskip("sklearn", reason="needs the extra `predict`")
     with pytest.raises(UserError, match="too few"):
         training.fit(past(50), version=1, seed=1)
 
@@ -141,7 +139,6 @@ def test_the_pointer_moves_last_and_a_changed_file_is_not_used(trees: Trees, tmp
 
 
 def test_a_child_trains_and_its_model_is_swapped_in(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn", reason="needs the extra `predict`")
     boosting, schedule = Boosting(), training.Training(tmp_path / "models", every_jobs=100, every_s=10.0)
     for job in past():
         boosting.observe(job)

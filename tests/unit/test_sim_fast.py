@@ -28,8 +28,6 @@ from streamsched.sim.fast import (
     timed_terms,
 )
 
-numba = pytest.importorskip("numba", reason="needs the extra `fast`")
-
 
 def workload(*jobs: tuple[float, float, int] | tuple[float, float, int, float]) -> Workload:
     """(submit, duration, GPUs[, estimate]) of each job."""

@@ -15,8 +15,6 @@ from streamsched.errors import UserError
 from streamsched.sim import fast, paper
 from streamsched.sim.scenario import read_scenario
 
-pytest.importorskip("numba", reason="needs the extra `fast`")
-
 # Two batches of three jobs on one node of 8. In each a job of 6 GPUs runs for 10 s, one of 8 is behind it, and one of 2
 # GPUs comes last: for 9 s (it would delay the second under no reservation) and for 5 s (it would not).
 TRACE = """job_id,submit_s,duration_s,gpus,tenant

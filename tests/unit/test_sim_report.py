@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import polars
 import pytest
 from typer.testing import CliRunner
 
@@ -218,7 +219,6 @@ def test_bars_begin_at_zero_and_share_a_scale() -> None:
 
 
 def test_parquet_holds_what_csv_holds(trace: Path, tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars", reason="needs the extra `trace`")
     args = ("simulate", "--trace", trace, "--nodes", "1x8", "--backfill", "none")
     run(*args, "--out", tmp_path / "csv")
     run(*args, "--out", tmp_path / "one", "--jobs-format", "parquet")

@@ -117,7 +117,6 @@ def rows(runs: Runs | None) -> list[tuple[int, int, float, float]]:
 
 
 def test_core_and_compiled_path_tell_the_same_runs_and_figures() -> None:
-    pytest.importorskip("numba")
     submit, run_s, gpus = (np.array(column) for column in zip(*JOBS, strict=True))
     workload = fast.Workload(submit, run_s, gpus.astype(np.int64))
     compiled = from_fast(workload, fast.simulate(workload, [8, 8]), np.full(4, True), ("default",) * 4, [8, 8])
@@ -145,7 +144,6 @@ def test_a_stopped_run_ends_where_it_was_stopped() -> None:
 
 def test_the_compiled_path_tells_where_stopped_jobs_ran() -> None:
     """The first job gives way at 12.5 s, as it has had 150 GPU-seconds; 12 s of its work are safe."""
-    pytest.importorskip("numba")
     workload = fast.Workload(np.array([0.0, 10.0]), np.array([500.0, 20.0]), np.array([12, 8]))
     outcome = fast.simulate_las(workload, [8, 8], levels_gpu_s=(150.0,), restart_s=7.0, checkpoint_s=1.0)
     schedule = from_fast(workload, outcome, np.full(2, True), ("a", "b"), [8, 8])

@@ -20,7 +20,8 @@ from streamsched import cli
 from streamsched.commands.apart import map_apart
 from streamsched.commands.output import write_text
 from streamsched.errors import UserError
-from streamsched.sim.metrics import Lines, Schedule, interval, summary
+from streamsched.sim.bootstrap import Bootstrap, Interval
+from streamsched.sim.metrics import Lines, Schedule, summary
 from streamsched.sim.scenario import parse_nodes, read_scenario
 from streamsched.sim.workload import Estimates
 
@@ -310,6 +311,11 @@ def test_figures_by_hand() -> None:
     assert told["mean_jct_s"] == 40.0
     assert told["mean_bounded_slowdown"] == 2.0
     assert told["gpu_utilisation"] == pytest.approx((1 * 4 + 2 * 2) / (4 * 3))
+
+
+def interval(values: np.ndarray) -> Interval:
+    drawn = Bootstrap(len(values))
+    return drawn.between(drawn.means(values))
 
 
 def test_the_interval_covers_the_mean_about_as_often_as_it_says() -> None:
