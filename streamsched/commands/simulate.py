@@ -90,7 +90,7 @@ Out = Annotated[Path, typer.Option(help="Folder for summary.json, jobs.csv and r
 LONGEST_S = 1e10
 """Of run times and options: three hundred years."""
 GITTINS = "gittins"
-POLICIES = sorted([*RULES, GITTINS])
+POLICIES = sorted(RULES)
 _FAST_PREEMPTIVE = ("las", GITTINS, "srtf")
 
 
@@ -115,7 +115,8 @@ class Plan:
 
     @property
     def sees_run_times(self) -> bool:
-        return self.policy in SEE_RUN_TIMES or self.backfill in ("easy", "conservative")
+        predicts = self.policy == GITTINS and self.estimates.kind == "predicted"
+        return predicts or self.policy in SEE_RUN_TIMES or self.backfill in ("easy", "conservative")
 
     @property
     def label(self) -> str:
@@ -501,7 +502,8 @@ def _learned(plan: Plan, whole: int) -> Estimator:
 def _ranker(plan: Plan, origin_s: float) -> Ranker:
     from streamsched.policy.gittins import Gittins
 
-    return Gittins(_gittins_table(plan)) if plan.policy == GITTINS else by_name(plan.policy, origin_s)
+    by_table = plan.policy == GITTINS and plan.estimates.kind != "predicted"
+    return Gittins(_gittins_table(plan)) if by_table else by_name(plan.policy, origin_s)
 
 
 def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:

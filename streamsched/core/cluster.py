@@ -52,6 +52,7 @@ from .node import Node, NodeRecord
 from .problem import Assignment, SolveStatus
 from .queue import Queue
 from .reservations import choose_nodes
+from .run_times import RunTimes, Said
 from .speeds import measured
 from .tenants import Accounts, TenantUsage
 from .window import Ranker, Window, build
@@ -74,6 +75,8 @@ class ClusterState:
         self.pool = pool
         self.config = config or SchedulerConfig()
         self.ranker = ranker
+        self.run_times: RunTimes = Said()
+        """What windows believe of run times; not stored, and nothing that is folded depends on it."""
         self.epoch = 0
         self.now = 0.0
         self.next_seq = 0

@@ -16,7 +16,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     """Jobs of a higher class go first whatever their score; a name that is not here counts as 0."""
     backfill: Literal["skip", "none", "easy", "conservative"] = "skip"
     """What happens behind a job that has no room now. `skip`: later ones may start; `none`: none does before it (strict
-    order); `easy`: those that do not delay it, by the jobs' estimates of their run times (`core/shadow.py`);
+    order); `easy`: those that do not delay it, by what is believed of run times (`core/shadow.py`);
     `conservative`: those that delay none of the jobs before them that have no room. Whatever it is, jobs that wait too
     long get reservations. Backoffs and quotas hold up nobody else."""
     window_jobs: int = 64

@@ -33,8 +33,9 @@ class Ranker(Protocol):
 
     Where runs may be preempted for jobs with better scores, it is asked for their jobs beside the waiting ones.
 
-    An attribute `static` of True says that the score of a job follows from its specification and place of arrival
-    alone: then each job is asked for once, and the queue is not sorted anew for each window.
+    An attribute `static` of True says that the score of a job follows from its specification, its place of arrival and
+    what was believed of its run time at first: then each job is asked for once, and the queue is not sorted anew for
+    each window.
     """
 
     @property
@@ -130,12 +131,12 @@ class Queue:
             self.backing_off.pop(job_id, None)
 
     def refresh(self, state: ClusterState, ranker: Ranker, now: float) -> None:
-        """Rank what came since; everything, where another rule or another configuration is in force.
+        """Rank what came since; everything, where another rule, configuration or source of run times is in force.
 
         With a rule that is not static the jobs of a line are in order of arrival.
         """
-        made_for = (ranker, state.config)
-        if not self._made_for or self._made_for[0] is not ranker or self._made_for[1] is not state.config:
+        made_for = (ranker, state.config, state.run_times)
+        if not self._made_for or any(one is not other for one, other in zip(self._made_for, made_for, strict=True)):
             self._made_for = made_for
             self._start_again(state)
         while self._ends and self._ends[0][0] <= now:

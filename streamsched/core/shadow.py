@@ -1,16 +1,16 @@
 """When and where a job without room could start at the latest, if no run lasted longer than was said of it.
 
 The shadow time of EASY backfilling (Lifka, JSSPP 1995; Mu'alem & Feitelson, IEEE TPDS 12(6), 2001): running jobs are
-taken to end when their estimates say so, and the job starts as soon as it fits. It is given nodes right away, those
-where it would fit best then: whoever would still run at that time has to keep off these nodes. Runs of which nothing
-is known are taken to hold what they have for ever.
+taken to end when `ClusterState.run_times` says so, and the job starts as soon as it fits. It is given nodes right away,
+those where it would fit best then: whoever would still run at that time has to keep off these nodes. Runs of which
+nothing is known are taken to hold what they have for ever.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .model import WHOLE_GPU, Allocation, Job, JobSpec, Run
@@ -18,6 +18,7 @@ from .node import Node
 from .preemption import as_if_gone
 from .reservations import lay_out
 from .room import allows
+from .run_times import gpus_of, ran_s
 
 if TYPE_CHECKING:
     from .cluster import ClusterState
@@ -32,20 +33,26 @@ class Shadow(NamedTuple):
     nodes: tuple[str, ...]
 
 
-def expected_end(state: ClusterState, run: Run, now: float) -> float:
-    """By the estimate of its job; infinite where there is none or the run is in doubt."""
-    estimate_s = state.jobs[run.job_id].spec.estimate_s
-    if estimate_s is None or run.lost_at is not None:
+def expected_ends(state: ClusterState, runs: Sequence[Run], now: float) -> list[float]:
+    """By what is believed of their jobs' run times; infinite where nothing is or the run is in doubt."""
+    jobs = [state.jobs[run.job_id] for run in runs]
+    totals = state.run_times.total_s(jobs, [ran_s(job, state, now) for job in jobs])
+    return [_end(run, job, total, now) for run, job, total in zip(runs, jobs, totals, strict=True)]
+
+
+def _end(run: Run, job: Job, total_s: float | None, now: float) -> float:
+    if total_s is None or run.lost_at is not None:
         return math.inf
-    return max((run.started_at or run.placed_at) + estimate_s, now + OVERDUE_S)
+    left_to_it_s = total_s - job.attained_gpu_s / gpus_of(job)  # beside what earlier runs did
+    return max((run.started_at or run.placed_at) + left_to_it_s, now + OVERDUE_S)
 
 
 def shadow_of(state: ClusterState, job: Job, kept: Collection[str], now: float) -> Shadow | None:
     """The earliest time at which the job fits on nodes that are kept for nobody and not in `kept`, and these nodes;
     None where it would not even when all runs with a known end have ended."""
     nodes = [node for node in state.inventory if node.usable and not _is_kept(state, node.node_id, kept)]
-    ends = sorted((expected_end(state, run, now), run.placement_id) for run in state.runs.values())
-    ends = [(end, placement_id) for end, placement_id in ends if end < math.inf]
+    told = zip(expected_ends(state, list(state.runs.values()), now), state.runs, strict=True)
+    ends = sorted((end, placement_id) for end, placement_id in told if end < math.inf)
     times = sorted({end for end, _ in ends})
     if _is_plain(job.spec) and not any(_is_part(a) for _, name in ends for a in state.runs[name].allocations):
         time = _first_time_plain(state, job.spec, nodes, ends)

@@ -32,6 +32,7 @@ from .preemption import (
 from .problem import Ask, Candidate, Problem, Victim
 from .queue import Key, Line, LineKey, Ranker, is_static
 from .room import wants_one_type
+from .run_times import ran_s
 from .shadow import shadow_of
 from .words import some
 
@@ -317,8 +318,8 @@ class _Chooser:
         avoid = avoided(self._state, job, self._now)
         if not self._kept:
             return avoid
-        estimate_s = job.spec.estimate_s
-        end = math.inf if estimate_s is None else self._now + estimate_s
+        [left_s] = self._state.run_times.remaining_s([job], [ran_s(job, self._state, self._now)])
+        end = math.inf if left_s is None else self._now + left_s
         return tuple(sorted({*avoid, *(node_id for node_id, (time, _) in self._kept.items() if end > time)}))
 
     def told(self, key: Key, job: Job, name: LineKey | None) -> str:

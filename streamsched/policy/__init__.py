@@ -13,6 +13,7 @@ from .rules import (
     ByFormula,
     FairShare,
     FirstComeFirstServed,
+    Gittins,
     LeastAttainedService,
     MaxMin,
     Multifactor,
@@ -29,6 +30,7 @@ RULES: dict[str, Callable[[], Ranker]] = {
     Multifactor.name: Multifactor,
     LeastAttainedService.name: LeastAttainedService,
     ShortestRemaining.name: ShortestRemaining,
+    Gittins.name: Gittins,
 }
 
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from streamsched.core.cluster import ClusterState
 from streamsched.core.model import WHOLE_GPU, Job
-
-from .rules import attained_gpu_s
+from streamsched.core.run_times import attained_gpu_s
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]

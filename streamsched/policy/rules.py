@@ -12,6 +12,7 @@ import numpy as np
 
 from streamsched.core.cluster import ClusterState
 from streamsched.core.model import WHOLE_GPU, Job
+from streamsched.core.run_times import attained_gpu_s, ran_s
 from streamsched.core.tenants import TenantPolicy, usage_at
 
 from . import formulas
@@ -38,11 +39,11 @@ class Smallest:
 
 
 UNKNOWN_RUN_S = 86_400.0
-"""What a job without an estimate counts as, in rules that look at run times."""
+"""What a job counts as of whose run time nothing is known, in rules that look at run times."""
 
 
 class ByFormula:
-    """A classic rule of `formulas.py`; run times are the jobs' estimates. `origin_s`: see there, for F1 to F4."""
+    """A classic rule of `formulas.py`, by run times as believed at submission. `origin_s`: see there, for F1 to F4."""
 
     def __init__(self, name: str, formula: formulas.Formula, origin_s: float = 0.0) -> None:
         self.name, self._formula, self._origin_s = name, formula, origin_s
@@ -54,10 +55,10 @@ class ByFormula:
                 (
                     job.seq,
                     job.spec.submitted_at,
-                    UNKNOWN_RUN_S if job.spec.estimate_s is None else job.spec.estimate_s,
+                    UNKNOWN_RUN_S if whole_s is None else whole_s,
                     job.spec.total_gpu_milli / WHOLE_GPU,
                 )
-                for job in jobs
+                for job, whole_s in zip(jobs, state.run_times.whole_s(jobs), strict=True)
             ],
             dtype=np.float64,
         ).reshape(-1, 4)
@@ -85,7 +86,7 @@ class LeastAttainedService:
 
 
 class ShortestRemaining:
-    """Shortest remaining run time first, by the jobs' estimates (SRPT: Schrage, Operations Research 16(3), 1968).
+    """Shortest remaining run time first (SRPT: Schrage, Operations Research 16(3), 1968).
 
     For `preempt` score. What a job has had counts as done, also what it lost when it was stopped.
     """
@@ -93,19 +94,23 @@ class ShortestRemaining:
     name = "srtf"
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
-        return [-_remaining_s(job, state, now) for job in jobs]
+        ran = [ran_s(job, state, now) for job in jobs]
+        told = zip(state.run_times.remaining_s(jobs, ran), ran, strict=True)
+        return [-(max(0.0, UNKNOWN_RUN_S - had) if left is None else left) for left, had in told]
 
 
-def _remaining_s(job: Job, state: ClusterState, now: float) -> float:
-    whole_s = UNKNOWN_RUN_S if job.spec.estimate_s is None else job.spec.estimate_s
-    return max(0.0, whole_s - attained_gpu_s(job, state, now) / (job.spec.total_gpu_milli / WHOLE_GPU))
+class Gittins:
+    """Least seconds of service per completion first (Gittins, J. R. Stat. Soc. B 41, 1979), as far as it is known what
+    is left to a job that has run so long: with run times known for certain that is `srtf`.
 
+    For `preempt` score. `policy/gittins.py` has the same of GPU-seconds, from a table.
+    """
 
-def attained_gpu_s(job: Job, state: ClusterState, now: float) -> float:
-    run = state.runs.get(job.placement_id) if job.placement_id is not None else None
-    if run is None or run.started_at is None:
-        return job.attained_gpu_s
-    return job.attained_gpu_s + (now - run.started_at) * job.spec.total_gpu_milli / WHOLE_GPU
+    name = "gittins"
+
+    def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
+        ranks = state.run_times.gittins_s(jobs, [ran_s(job, state, now) for job in jobs])
+        return [-(UNKNOWN_RUN_S if rank is None else rank) for rank in ranks]
 
 
 class FairShare:

@@ -7,6 +7,7 @@ from core_builder import placed, stops
 
 from streamsched.core import events as ev
 from streamsched.core.instructions import SolveWindow
+from streamsched.core.run_times import Said
 from streamsched.core.tenants import TenantPolicy
 
 
@@ -120,3 +121,40 @@ def test_a_node_that_refused_the_job_is_not_kept_for_it(make_pool):
     assert asked(p) == ["long"]
     assert p.why("eight").endswith("starts in 280 s on n1 if runs end as said")
     assert placed(p.solve()) == {"long": {"n0": 4}}
+
+
+class Grown(Said):
+    """A run that has gone on for 50 s will take 1,000 s more than was said, the job `sure` 10 s."""
+
+    def total_s(self, jobs, ran_s):
+        told = zip(jobs, ran_s, strict=True)
+        return [
+            10.0 if j.spec.job_id == "sure" else j.spec.estimate_s + (1_000.0 if ran >= 50 else 0) for j, ran in told
+        ]
+
+
+def test_nodes_are_kept_by_what_is_believed_after_so_much_running(pool):
+    p = pool("easy")
+    p.state.run_times = Grown()
+    p.window()
+    assert "starts in 100 s on n0" in p.why("eight")
+    p.later(60.0)
+    p.arrive("sure", 2, estimate_s=1e5)
+    p.arrive("long", 2, estimate_s=1e5)
+    assert asked(p) == ["sure"]
+    assert "starts in 1040 s on n0" in p.why("eight")
+
+
+def test_what_earlier_runs_did_counts_as_done(make_pool):
+    """The job of 300 s ran for 100 s before its executor gave it back, so that its second run is to end after 200 s."""
+    p = make_pool(backfill="easy")
+    p.node("n0", 8)
+    p.arrive("runs", 6, estimate_s=300.0)
+    p.running("runs")
+    p.later(100.0)
+    p.report(ev.RunPreempted, "runs")
+    p.later(1000.0)
+    p.running("runs")
+    p.arrive("eight", 8, estimate_s=50.0)
+    p.window()
+    assert "starts in 200 s on n0" in p.why("eight")

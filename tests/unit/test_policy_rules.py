@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -10,8 +10,9 @@ from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.instructions import Place, SolveWindow
-from streamsched.core.model import JobSpec, NodeSpec
+from streamsched.core.model import Job, JobSpec, NodeSpec
 from streamsched.core.problem import Solution, SolveStatus
+from streamsched.core.run_times import Said
 from streamsched.core.tenants import TenantPolicy
 from streamsched.placement import greedy
 from streamsched.policy import by_name
@@ -126,3 +127,55 @@ def test_max_min_does_not_count_running_jobs_twice() -> None:
     start(state)
     arrive(state, ("r2", "red", 4), ("b2", "blue", 4))
     assert scores(state, "maxmin", 0.0) == {"r1": 0, "b1": -1, "r2": -2, "b2": -3}
+
+
+class Believed(Said):
+    """Other run times than the jobs say, and ranks that are not what remains."""
+
+    def whole_s(self, jobs: Sequence[Job]) -> Sequence[float | None]:
+        return [{"a": 30.0, "b": 20.0}.get(job.spec.job_id) for job in jobs]
+
+    def gittins_s(self, jobs: Sequence[Job], ran_s: Sequence[float]) -> Sequence[float | None]:
+        return [{"a": 5.0, "b": 10.0 + ran}.get(job.spec.job_id) for job, ran in zip(jobs, ran_s, strict=True)]
+
+
+def test_rules_go_by_what_is_believed_not_by_what_was_said() -> None:
+    state = cluster()
+    arrive(state, ("a", "t", 8), ("b", "t", 8), ("unknown", "t", 8), estimate_s=7.0)
+    assert order(state, "sjf") == ["a", "b", "unknown"]
+    state.run_times = Believed()
+    assert order(state, "sjf") == ["b", "a", "unknown"]
+    assert scores(state, "srtf", 0.0) == {"a": -30, "b": -20, "unknown": -UNKNOWN_RUN_S}
+    assert scores(state, "gittins", 0.0) == {"a": -5, "b": -10, "unknown": -UNKNOWN_RUN_S}
+
+
+def test_ranks_are_of_jobs_that_have_run_so_long() -> None:
+    state = cluster()
+    state.run_times = Believed()
+    arrive(state, ("a", "t", 8), ("b", "t", 8))
+    start(state)
+    assert scores(state, "gittins", 40.0) == {"a": -5, "b": -50}
+    assert scores(state, "srtf", 40.0) == {"a": 0, "b": 0}
+
+
+def test_by_estimates_gittins_is_srtf() -> None:
+    state = cluster()
+    arrive(state, ("long", "t", 8), estimate_s=1_000.0)
+    start(state)
+    arrive(state, ("short", "t", 8), estimate_s=300.0)
+    for now in (0.0, 750.0, 5_000.0):
+        assert scores(state, "gittins", now) == scores(state, "srtf", now)
+
+
+def test_the_queue_is_ranked_anew_where_other_run_times_are_believed() -> None:
+    state = cluster()
+    state.ranker = by_name("sjf")
+    arrive(state, ("a", "t", 8), ("b", "t", 8), estimate_s=7.0)
+
+    def first() -> str:
+        [ask] = [i for i in state.handle(ev.WindowElapsed(), 0.0) if isinstance(i, SolveWindow)]
+        return ask.problem.candidates[0].job_id
+
+    assert first() == "a"
+    state.run_times = Believed()
+    assert first() == "b"
