@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
@@ -107,7 +105,7 @@ def simulate(
     estimator: Estimator | None = None,
 ) -> SimResult:
     """Run the jobs (in order of submission) to their ends. `on_progress` is told the number of finished jobs;
-    `estimator` says at each arrival what is known of the run time, in place of the job's own estimate."""
+    `estimator` says what is believed of run times, in place of the jobs' own estimates."""
     if not in_order(jobs):
         raise ValueError("jobs are not in order of their submission")
     return _Simulation(jobs, nodes, config, ranker, options or SimOptions(), on_progress, estimator).run()
@@ -127,6 +125,8 @@ class _Simulation:
         self.options, self.config, self.on_progress = options, config, on_progress
         self.estimator = estimator
         self.state = ClusterState(POOL, config, ranker)
+        if estimator is not None:
+            self.state.run_times = estimator
         self.lived = {job.spec.job_id: Lived(job) for job in jobs}
         self.arrivals = list(jobs)
         self.arrived = 0
@@ -199,10 +199,9 @@ class _Simulation:
     def _arrive(self) -> None:
         while self.arrived < len(self.arrivals) and self.arrivals[self.arrived].spec.submitted_at <= self.now:
             job = self.arrivals[self.arrived]
-            spec = job.spec
             if self.estimator is not None:
-                spec = replace(spec, estimate_s=self.estimator.estimate(job))
-            self._tell(ev.JobArrived(spec=spec))
+                self.estimator.submitted(job, self.now)
+            self._tell(ev.JobArrived(spec=job.spec))
             self.arrived += 1
 
     def _window(self) -> None:

@@ -158,6 +158,21 @@ def test_predictions_learn_from_what_had_ended(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["policy"] == "sjf (predicted)"
 
 
+@pytest.mark.parametrize("policy", ["gittins", "srtf"])
+def test_runs_make_room_by_predictions(tmp_path: Path, policy: str) -> None:
+    """By what ended before the slice a job of tenant `l` has hours to go when one of `s` comes, which take 30 s."""
+    trace = tmp_path / "trace.csv"
+    early = "".join(f"s{n},{n},{30 + n},8,s\nl{n},{n},{40_000 + 100 * n},8,l\n" for n in range(60))
+    rows = "long,200000,40000,8,l\nshort,201000,30,8,s\n"
+    trace.write_text("job_id,submit_s,duration_s,gpus,tenant\n" + early + rows)
+    args = ("--trace", trace, "--nodes", "1x8:V", "--from", "200000", "--policy", policy, "--estimates", "predicted")
+    run("simulate", *args, "--preempt", "on", "--out", tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert told["policy"] == f"{policy} (predicted)"
+    assert told["preemptions"] == 1
+    assert told["max_wait_s"] == pytest.approx(400 + 60 + 30)
+
+
 def test_the_compiled_path_needs_all_estimates_where_nodes_are_kept_by_them(tmp_path: Path) -> None:
     """A rule counts an unknown run time as a day, the core's shadow times as endless."""
     trace = tmp_path / "trace.csv"
