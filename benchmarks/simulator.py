@@ -104,7 +104,7 @@ def run(quick: bool) -> None:
             jobs = Workload.of(read_trace(traces / path, window).jobs).with_true_estimates()
             console.print(_slice_table(name, jobs, [8] * nodes, runs=1 if quick else 7))
             console.print(_las_line(name, jobs, [8] * nodes))
-            console.print(_core_line(name, jobs, nodes, "las", Backfill.SKIP, 200 if quick else 4_000, "score"))
+            console.print(_core_line(name, jobs, nodes, "las", Backfill.SKIP, 200 if quick else 4_000, "rank"))
             for rule, mode in CORE_CASES:
                 console.print(_core_line(name, jobs, nodes, rule.name.lower(), mode, 500 if quick else len(jobs)))
         else:

@@ -73,7 +73,7 @@ RestartS = Annotated[float, typer.Option(min=0, help="What starting again costs 
 CheckpointS = Annotated[float, typer.Option(min=1e-3, help="Work up to a multiple of this survives a stop, s.")]
 BoundS = Annotated[
     float | None,
-    typer.Option(min=0, help="With --fast: who has waited so long goes first and is not stopped any more, s."),
+    typer.Option(min=0, help="With --preempt on: who has waited so long goes first and is not stopped any more, s."),
 ]
 MoveAfterS = Annotated[
     float | None,
@@ -307,9 +307,10 @@ def _plan(
         raise UserError(f"--backfill {backfill} needs run times: give --estimates user, true, predicted or noisy:SIGMA")
     if backfill in ("easy", "conservative") and preempt == "on":
         raise UserError(f"--backfill {backfill} is for runs that go on to their ends: leave out --preempt on")
-    for name, value in (("--bound-s", costs.bound_s), ("--move-after-s", costs.move_after_s)):
-        if value < math.inf and not (fast and preempt == "on"):
-            raise UserError(f"{name} is for --fast with --preempt on: leave it out")
+    if costs.bound_s < math.inf and preempt == "off":
+        raise UserError("--bound-s is for --preempt on: leave it out")
+    if costs.move_after_s < math.inf and not (fast and preempt == "on"):
+        raise UserError("--move-after-s is for --fast with --preempt on: leave it out")
     if fast and estimates.kind == "predicted":
         raise UserError("--estimates predicted learns while the simulation goes on, --fast cannot: leave it out")
     if fast and placement != "greedy":
@@ -530,7 +531,8 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
         backfill=plan.backfill,
         window_jobs=10_000 if plan.placement == "greedy" else SchedulerConfig().window_jobs,
         reservations_max=0,
-        preempt="score" if plan.preempt else "off",
+        preempt="rank" if plan.preempt else "off",
+        reserve_after_s=plan.costs.bound_s,
         restart_s=plan.costs.restart_s,
         finished_keep_s=3600.0,
     )

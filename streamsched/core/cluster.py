@@ -49,6 +49,7 @@ from .model import (
     RunState,
 )
 from .node import Node, NodeRecord
+from .preemption import takes_whole_devices
 from .problem import Assignment, SolveStatus
 from .queue import Queue
 from .reservations import choose_nodes
@@ -636,8 +637,11 @@ class ClusterState:
                     hopeless.add(kind)
 
     def _waits_until(self, job: Job) -> float:
-        """From then on it has waited too long: all its times in the queue count, since the last refusal."""
-        return job.queued_at + (self.config.reserve_after_s - job.waited_s)
+        """From then on nodes are kept free for it: all its times in the queue count, since the last refusal. Where the
+        ranking decides who runs it is first by then (`waited_too_long`), and others have a lease's time to make room.
+        """
+        first = self.config.preempts_within_class and takes_whole_devices(job.spec)
+        return job.queued_at + (self.config.reserve_after_s - job.waited_s) + (self.config.lease_s if first else 0.0)
 
     def _may_reserve(self, job: Job) -> bool:
         """Whether its tenant may ever hold it beside the others that nodes are kept free for.

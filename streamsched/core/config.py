@@ -42,9 +42,10 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     """What is set for single tenants; the others have weight 1 and no quota."""
     usage_half_life_s: float = 168 * 3600.0
     """Half-life of a tenant's usage in the fair share."""
-    preempt: Literal["off", "class", "score"] = "off"
-    """Whether running preemptible jobs make room: never, for jobs of a higher priority class, or for any job that the
-    policy ranks better."""
+    preempt: Literal["off", "class", "score", "rank"] = "off"
+    """Whether running preemptible jobs make room. `class`: for jobs of a higher priority class; `score`: for any job
+    that the policy ranks better, where that is worth what the stop costs; `rank`: for any job that is ranked better,
+    whatever it costs, as preemptive policies (LAS, SRPT, Gittins) are published."""
     preempt_interval_s: float = 300.0
     """A run is not told to make room before it has run so long, nor a job again before so long after the last time."""
     preempt_victims_max: int = 32
@@ -53,6 +54,10 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     """What starting again costs a preempted job, beside what it did since its last checkpoint."""
     lost_grace_s: float = 30.0
     """How long a run on a node thought lost is waited for before its job is queued again."""
+
+    @property
+    def preempts_within_class(self) -> bool:
+        return self.preempt in ("score", "rank")
 
     def __post_init__(self) -> None:
         """What no state could be kept with. Narrower bounds are for what is set anew (`service.settings`): a journal of

@@ -37,10 +37,17 @@ def class_name(job: Job) -> str:
 def may_outrank(state: ClusterState, job: Job, victim: Job) -> bool:
     """Whether the job may take the place of the victim, as far as the stored state tells.
 
-    The policy's scores are not stored: in mode `score` it was the window that compared them.
+    The policy's scores are not stored: in the modes `score` and `rank` it was the window that compared them.
     """
     more = priority(state, job) - priority(state, victim)
-    return more >= 0 if state.config.preempt == "score" else more > 0
+    return more >= 0 if state.config.preempts_within_class else more > 0
+
+
+def waited_too_long(state: ClusterState, job: Job) -> bool:
+    """Whether all of its times in the queue reach `reserve_after_s`: where the ranking alone decides who runs, such a
+    job goes before the others of its class, and once it runs it is not told to make room any more."""
+    waits = state.now - job.queued_at if job.state is JobState.QUEUED else 0.0
+    return job.waited_s + waits >= state.config.reserve_after_s
 
 
 def takes_whole_devices(spec: JobSpec) -> bool:
@@ -63,6 +70,8 @@ def why_spared(state: ClusterState, run: Run, now: float) -> str | None:
         return f"run {run.placement_id} has not gone on for {interval:g} s yet"
     if not takes_whole_devices(job.spec):
         return f"run {run.placement_id} has shares of devices"
+    if state.config.preempts_within_class and waited_too_long(state, job):
+        return f"run {run.placement_id} has waited too long before"
     for node_id in dict.fromkeys(a.node_id for a in run.allocations):
         node = state.inventory.nodes[node_id]
         if node_id in state.reserved or not node.usable or not _gives_back_all(node):
@@ -87,7 +96,7 @@ def possible_victims(state: ClusterState, now: float) -> list[Run]:
     best = max((priority(state, job) for job in queued if may_take_room(job, now)), default=None)
     if best is None:
         return []
-    end = best + 1 if state.config.preempt == "score" else best
+    end = best + 1 if state.config.preempts_within_class else best
     found = []
     for name, job_ids in state.index.stoppable.items():
         if classes.get(name, 0) < end:

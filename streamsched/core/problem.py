@@ -123,6 +123,8 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """With victims also nodes that have nothing free, where a victim is on them."""
     in_order: bool = False
     """No candidate is placed unless all before it are."""
+    by_rank: bool = False
+    """Candidates are placed one after the other, and nobody gives way to those after it for the sake of the sum."""
     victims: tuple[Victim, ...] = ()
     mix: tuple[tuple[Ask, int], ...] = ()
     """What workers of the pool's jobs ask for, and in how many jobs, the most frequent first. Only where some ask for

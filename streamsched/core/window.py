@@ -28,6 +28,7 @@ from .preemption import (
     possible_victims,
     priority,
     takes_whole_devices,
+    waited_too_long,
 )
 from .problem import Ask, Candidate, Problem, Victim
 from .queue import Key, Line, LineKey, Ranker, is_static
@@ -45,6 +46,9 @@ _PROTECTED: Final = {"easy": 1, "conservative": 1_000_000_000}
 """By `SchedulerConfig.backfill`: for how many jobs without room nodes are kept free. Each has nodes of its own, so that
 there are never more of them than nodes."""
 _NO_SEATS: Final = "outranked: those before it that ask for the same take all the room there is"
+_BY_RANK: Final = 1e-9
+"""What a stop costs where the ranking decides: less than placing any job is worth, so that it only tells victims apart.
+"""
 MIX_MAX = 32
 """Kinds of workers that a problem tells of: rarer ones hardly count."""
 
@@ -84,9 +88,17 @@ def rank(state: ClusterState, ranker: Ranker, now: float, running: Sequence[Job]
     jobs = [*state.queued_jobs(), *running]
     classes = state.config.priority_classes
     scores = ranker.scores(jobs, state, now)
+    if state.config.preempts_within_class:
+        scores = _overdue_first(state, jobs, scores)
     return sorted(
         (Key(-classes.get(class_name(job), 0), -score, job.seq), job) for score, job in zip(scores, jobs, strict=True)
     )
+
+
+def _overdue_first(state: ClusterState, jobs: Sequence[Job], scores: Sequence[float]) -> list[float]:
+    """Those that have waited too long are above all others, and equal: the first to arrive goes first."""
+    above = math.nextafter(max(scores, default=0.0), math.inf)
+    return [above if waited_too_long(state, job) else score for job, score in zip(jobs, scores, strict=True)]
 
 
 def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Window:
@@ -130,6 +142,7 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         victims=tuple(replace(victim, cost=cost) for victim, cost in zip(victims, costs, strict=True)),
         mix=_mix(state) if chosen else (),
         in_order=chooser.in_order,
+        by_rank=bool(victims) and state.config.preempt == "rank",
     )
     return Window(problem, chooser, order)
 
@@ -186,7 +199,7 @@ def _order(
         return rank(state, ranker, now), {}, ()
     queued = state.queued_jobs()
     running = [state.jobs[run.job_id] for run in runs]
-    if state.config.preempt == "score":
+    if state.config.preempts_within_class:
         ranked = rank(state, ranker, now, running)
         # Those with equal keys but for their arrival are equal and do not take each other's place.
         places = {key: level for level, key in enumerate(sorted({key[:2] for key, _ in ranked}, reverse=True))}
@@ -451,6 +464,9 @@ def _values(
     classes = [priority(state, job) for job in chosen]
     if not victims and len(set(classes)) <= 1:
         return values, []
+    if state.config.preempt == "rank":
+        # The last in rank first, as these policies are published; of equals the one that loses least.
+        return values, [_BY_RANK * (v.level + 1 + v.cost / (1 + v.cost)) for v in victims]
     better = [sum(levels[job.spec.job_id] > victim.level for job in chosen) for victim in victims]
     costs = [victim.cost * (2.0 - above / count) for victim, above in zip(victims, better, strict=True)]
     classes_of_victims = [priority(state, state.jobs[victim.job_id]) for victim in victims]

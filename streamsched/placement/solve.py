@@ -209,7 +209,7 @@ class _Window:
         fallback = self._rate(base, self.worth, SolveStatus.GREEDY)
         if on_greedy is not None:
             on_greedy(fallback)
-        if fallback.status is SolveStatus.OPTIMAL or self.problem.in_order:
+        if fallback.status is SolveStatus.OPTIMAL or self.problem.in_order or self.problem.by_rank:
             return fallback  # in strict order there is nothing to choose but where
         try:
             return improve(base)

@@ -123,7 +123,7 @@ class CoreMachine(RuleBasedStateMachine):
     @initialize(
         ranker=st.sampled_from([FirstComeFirstServed(), Smallest(), FairShare()]),
         gangs=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2), st.booleans()), min_size=1, max_size=5),
-        preempt=st.sampled_from(["off", "class", "class", "score"]),
+        preempt=st.sampled_from(["off", "class", "class", "score", "rank"]),
     )
     def begin(self, ranker: Any, gangs: list[tuple[int, int, bool]], preempt: Any) -> None:
         """A pool at work: what goes wrong is most often met with runs under way."""
@@ -216,7 +216,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert self.state.now - run.started_at >= CONFIG.preempt_interval_s
             assert not victim.preempted_at or self.state.now - victim.preempted_at >= CONFIG.preempt_interval_s
             assert _class_of(victim) < _class_of(job) or (
-                self.config.preempt == "score" and _class_of(victim) == _class_of(job)
+                self.config.preempts_within_class and _class_of(victim) == _class_of(job)
             )
             assert order.placement_id in job.awaits
             self._has_room_then(job, job.awaits)
@@ -268,7 +268,9 @@ class CoreMachine(RuleBasedStateMachine):
             return  # those made room for the next ones, who are looked at in the next window
         for job in self.state.queued_jobs():
             assert not job.awaits or set(job.awaits) & self.state.runs.keys(), f"{job} waits for nobody"
-            overdue = job.queued_at + (CONFIG.reserve_after_s - job.waited_s) <= now and job.not_before <= now
+            asks_first = self.config.preempts_within_class and job.spec.gpu_milli == WHOLE_GPU
+            since = now - (CONFIG.lease_s if asks_first else 0.0)  # others have that long to make room for it
+            overdue = job.queued_at + (CONFIG.reserve_after_s - job.waited_s) <= since and job.not_before <= now
             may = self._pledged(job.spec.tenant, reserving) + job.spec.total_gpu_milli <= quota_of(job.spec.tenant)
             if overdue and may and job.spec.job_id not in reserving and len(overdue_ones) < CONFIG.reservations_max:
                 assert not self.state.inventory.holds_without(job.spec, self.state.reserved), job

@@ -291,6 +291,94 @@ def test_by_score_an_older_job_takes_the_place_of_a_younger_one_but_not_of_a_hig
     assert bool(pool.job("old").awaits) is makes_room
 
 
+# ── by rank ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Told:
+    """Scores as the test says."""
+
+    name = "told"
+
+    def __init__(self, **scores):
+        self._scores = scores
+
+    def scores(self, jobs, state, now):
+        return [float(self._scores[job.spec.job_id]) for job in jobs]
+
+
+@pytest.mark.parametrize(("mode", "makes_room"), [("score", False), ("rank", True)])
+def test_by_rank_a_small_job_takes_the_place_of_a_large_one_whatever_that_loses(make_pool, mode, makes_room):
+    pool = preempting(make_pool, preempt=mode, ranker=Told(large=1, small=2))
+    pool.arrive("large", 8, preemptible=True)
+    pool.running("large")
+    pool.later(3000)
+    pool.arrive("small", 1)
+    out = pool.send(ev.WindowSolved(solution=solve(question(pool))))
+    assert bool(stops(out)) is makes_room
+
+
+def test_by_rank_nobody_is_stopped_so_that_a_lower_one_gets_the_free_room(make_pool):
+    pool = preempting(make_pool, nodes=2, preempt="rank", ranker=Told(between=2, first=3, last=1))
+    pool.arrive("between", 8, preemptible=True)
+    pool.running("between")
+    pool.later(20)
+    pool.arrive("last", 8)
+    pool.arrive("first", 8)
+    out = pool.send(ev.WindowSolved(solution=solve(question(pool))))
+    assert list(placed(out)) == ["first"]
+    assert not stops(out)
+
+
+@pytest.mark.parametrize(("rank_of_lately", "stopped"), [(2, "long"), (1, "lately"), (0, "lately")])
+def test_by_rank_the_last_is_stopped_and_of_equals_the_one_that_loses_less(make_pool, rank_of_lately, stopped):
+    pool = preempting(make_pool, nodes=2, preempt="rank", ranker=Told(long=1, lately=rank_of_lately, first=3))
+    for job_id in ("long", "lately"):
+        pool.arrive(job_id, 8, preemptible=True)
+        pool.running(job_id)
+        pool.later(600)
+    pool.arrive("first", 8)
+    pool.send(ev.WindowSolved(solution=solve(question(pool))))
+    assert pool.job("first").awaits == (pool.placements[stopped].placement_id,)
+
+
+@pytest.mark.parametrize("mode", ["score", "rank"])
+def test_who_has_waited_too_long_goes_first_and_is_not_stopped_any_more(make_pool, mode):
+    pool = preempting(
+        make_pool, preempt=mode, ranker=Told(worst=1, good=2, best=3), reserve_after_s=3600.0, reservations_max=0
+    )
+    pool.arrive("good", 8, preemptible=True)
+    pool.running("good")
+    pool.arrive("worst", 8, preemptible=True)
+    pool.later(3500)
+    pool.report(ev.RunProgressed, "good", checkpointed=True)
+    assert victims(pool) == []
+    pool.later(100)
+    assert victims(pool) == ["good"]
+    pool.solve()
+    pool.report(ev.RunPreempted, "good")
+    pool.window()
+    pool.report(ev.RunStarted, "worst")
+    pool.later(3600)
+    pool.arrive("best", 8)
+    assert victims(pool) == []
+    pool.later(86_400)
+    assert victims(pool) == [], "also those that wait as long later on"
+
+
+def test_by_rank_who_may_not_take_a_place_gets_nodes_of_its_own_in_the_end(make_pool):
+    """Runs that may not be stopped are waited for, as ever."""
+    pool = preempting(make_pool, preempt="rank", ranker=Told(stays=1, waits=2), reserve_after_s=3600.0, lease_s=60.0)
+    pool.arrive("stays", 8)
+    pool.running("stays")
+    pool.arrive("waits", 8)
+    pool.later(3630)
+    pool.window()
+    assert pool.job("waits").reservation == ()
+    pool.later(30)
+    pool.window()
+    assert pool.job("waits").reservation == ("n0",)
+
+
 # ── what it costs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -240,7 +240,7 @@ def test_preemptive_policies_by_both_ways(tmp_path: Path, policy: str, way: tupl
         (("--nodes", "1x8", "--fast", "--preempt", "on"), "--fast with --preempt on knows las, gittins, srtf"),
         (("--nodes", "1x8", "--fast", "--placement", "milp"), "leave it out"),
         (("--nodes", "1x8", "--fast", "--estimates", "predicted"), "--fast cannot: leave it out"),
-        (("--nodes", "1x8", "--fast", "--bound-s", "9"), "--bound-s is for --fast with --preempt on"),
+        (("--nodes", "1x8", "--fast", "--bound-s", "9"), "--bound-s is for --preempt on"),
         (
             ("--nodes", "1x8", "--policy", "las", "--preempt", "on", "--move-after-s", "9"),
             "--move-after-s is for --fast",
