@@ -36,6 +36,9 @@ class Ranker(Protocol):
     An attribute `static` of True says that the score of a job follows from its specification, its place of arrival and
     what was believed of its run time at first: then each job is asked for once, and the queue is not sorted anew for
     each window.
+
+    A method `wants_consolidation(job, state, now)` says of a waiting job that it had better wait for a close placement
+    than start on scattered nodes now.
     """
 
     @property

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from .chances import Chances
 from .inventory import Request, request_kind
-from .model import WHOLE_GPU, Job, JobSpec, Run
+from .model import WHOLE_GPU, Job, JobSpec, Run, TopologyLevel, TopologyWish
 from .preemption import (
     choose_victims,
     class_name,
@@ -135,7 +135,10 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         now=now,
         policy=ranker.name,
         candidates=tuple(
-            _candidate(state, job, score, value, chooser.avoid(job), chooser.level(job))
+            replace(
+                _candidate(state, job, score, value, chooser.avoid(job), chooser.level(job)),
+                topology=_topology(state, ranker, job, now),
+            )
             for (score, job), value in zip(chosen, values, strict=True)
         ),
         classes=chooser.classes + full_classes(state, victims) if chosen else (),
@@ -502,11 +505,22 @@ def _candidate(
         mig_profile=spec.mig_profile,
         cpu_milli=spec.cpu_milli,
         memory_mib=spec.memory_mib,
-        topology=spec.topology,
         anti_affinity=spec.anti_affinity,
         avoid_nodes=avoid_nodes,
         level=level,
     )
+
+
+def _topology(state: ClusterState, ranker: Ranker, job: Job, now: float) -> TopologyWish | None:
+    """As the job wishes. While the rule has it wait for a close placement, that is no wish but a condition, unless no
+    set of nodes could ever keep it: by default a gang is close on one node."""
+    spec = job.spec
+    wants = getattr(ranker, "wants_consolidation", None)
+    close = spec.topology or (TopologyWish(level=TopologyLevel.NODE) if spec.workers > 1 else None)
+    if wants is None or close is None or close.required or not wants(job, state, now):
+        return spec.topology
+    demanded = replace(close, required=True)
+    return spec.topology if state.inventory.never_fits(replace(spec, topology=demanded)) else demanded
 
 
 def _speeds(state: ClusterState, spec: JobSpec) -> tuple[tuple[str, float], ...]:

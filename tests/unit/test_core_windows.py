@@ -10,8 +10,9 @@ from streamsched.core import cluster
 from streamsched.core import events as ev
 from streamsched.core.instructions import SolveWindow
 from streamsched.core.model import TopologyLevel, TopologyWish
-from streamsched.core.problem import Ask
+from streamsched.core.problem import Ask, Assignment, Solution, SolveStatus
 from streamsched.core.tenants import TenantPolicy
+from streamsched.placement import solve
 from streamsched.policy.rules import Smallest
 
 
@@ -405,3 +406,69 @@ def test_the_queue_is_ranked_anew_by_the_configuration_of_a_new_epoch(make_pool)
     classes = {"low": 5, "normal": 0}
     pool.send(ev.EpochStarted(epoch=pool.state.epoch + 1, config=replace(pool.config, priority_classes=classes)))
     assert order(pool) == ["a", "b"]
+
+
+# ── waiting for a close placement ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Patient(Flat):
+    """Everybody waits for a close placement for 100 s."""
+
+    def wants_consolidation(self, job, state, now):
+        return now - job.queued_at < 100
+
+
+def scattered(make_pool):
+    """Two nodes with four idle GPUs each; both could be idle as a whole."""
+    pool = make_pool(ranker=Patient())
+    pool.nodes(2, 8)
+    pool.arrive("a", 4)
+    pool.arrive("b", 4)
+    pool.send(
+        ev.WindowSolved(solution=_on_nodes(pool, a="n0", b="n1")),
+    )
+    return pool
+
+
+def _on_nodes(pool, **nodes):
+    placed_on = tuple(
+        Assignment(job_id=job_id, attempt=0, workers=((node_id, 4),)) for job_id, node_id in nodes.items()
+    )
+    return Solution(window=1, status=SolveStatus.OPTIMAL, assignments=placed_on)
+
+
+def test_a_gang_that_is_to_be_close_waits_for_one_node_and_then_starts_on_two(make_pool):
+    pool = scattered(make_pool)
+    pool.arrive("gang", 4, 2)
+    solution = solve(problem(pool))
+    assert not solution.assignments
+    assert "node" in solution.unplaced["gang"]
+    pool.later(100)
+    (assignment,) = solve(problem(pool)).assignments
+    assert {node_id for node_id, _ in assignment.workers} == {"n0", "n1"}
+
+
+def test_what_could_never_be_close_does_not_wait_for_it(make_pool):
+    pool = make_pool(ranker=Patient())
+    pool.nodes(2, 8)
+    pool.arrive("gang", 8, 2)
+    (assignment,) = solve(problem(pool)).assignments
+    assert len(assignment.workers) == 2
+
+
+def test_a_wish_is_kept_strictly_while_the_job_is_to_wait_for_it(make_pool):
+    pool = make_pool(ranker=Patient())
+    for i, rack in enumerate(("r0", "r0", "r1")):
+        pool.node(f"n{i}", 8, rack=rack)
+    pool.arrive("other", 8)
+    pool.send(
+        ev.WindowSolved(
+            solution=replace(
+                _on_nodes(pool), assignments=(Assignment(job_id="other", attempt=0, workers=(("n0", 8),)),)
+            )
+        )
+    )
+    pool.arrive("gang", 8, 2, topology=TopologyWish(level=TopologyLevel.RACK))
+    assert not solve(problem(pool)).assignments
+    pool.later(100)
+    assert len(solve(problem(pool)).assignments) == 1
