@@ -8,7 +8,7 @@ cost little more than thirty one by one.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -21,8 +21,8 @@ from .progress import Track
 
 STANDS_S: Final = 60.0
 _LONGER: Final = 1.1
-_ALONG_MAX: Final = 1_000
-"""Answers that are asked along at most."""
+_AT_ONCE: Final = 1_000
+"""Curves made at once; also answers that are asked along at most."""
 
 Ask = Callable[[list[Features], list[float], list[Progress]], Floats]
 
@@ -53,8 +53,13 @@ class Predicted(RunTimes):
         """All at once; those that are known stay as they are."""
         new = [job for job in jobs if job.job_id not in self._whole]
         if new:
-            medians = self._ask_totals(new, [0.0] * len(new), [None] * len(new))
-            self._whole.update(zip((job.job_id for job in new), medians.tolist(), strict=True))
+            medians = _in_parts(self._ask_totals, new, [0.0] * len(new), [None] * len(new))
+            self._whole.update(zip((job.job_id for job in new), medians, strict=True))
+
+    def said(self, medians_s: Mapping[str, float]) -> None:
+        """By job, what was said at the submission, where it is known already; jobs that are known stay as they are."""
+        for job_id, median in medians_s.items():
+            self._whole.setdefault(job_id, median)
 
     def forget(self, job_id: str) -> None:
         self._whole.pop(job_id, None)
@@ -103,13 +108,13 @@ class _Answers:
         """Those not asked about now are renewed for what they had run when they were."""
         return {
             job_id: (answer.features, answer.ran_s)
-            for job_id, answer in islice(self._of.items(), _ALONG_MAX)
+            for job_id, answer in islice(self._of.items(), _AT_ONCE)
             if now - answer.asked_at >= STANDS_S and job_id not in due
         }
 
     def _renew(self, due: dict[str, tuple[Features, float]], now: float, tracks: dict[str, Track]) -> None:
         features, ran_s = [job for job, _ in due.values()], [ran for _, ran in due.values()]
-        values = self._ask(features, ran_s, [tracks.get(job_id) for job_id in due]).tolist()
+        values = _in_parts(self._ask, features, ran_s, [tracks.get(job_id) for job_id in due])
         for (job_id, (job, ran)), value in zip(due.items(), values, strict=True):
             longer = max(_LONGER * ran, 1.0)
             until = min(longer, max(value, ran)) if self._refutable else longer
@@ -118,3 +123,12 @@ class _Answers:
 
     def forget(self, job_id: str) -> None:
         self._of.pop(job_id, None)
+
+
+def _in_parts(ask: Ask, jobs: list[Features], ages_s: list[float], progress: list[Progress]) -> list[float]:
+    """A curve of each job is in memory, and several of what is made from it."""
+    found: list[float] = []
+    for start in range(0, len(jobs), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        found += ask(jobs[part], ages_s[part], progress[part]).tolist()
+    return found

@@ -272,6 +272,14 @@ class Training:
     _version: int = 0
     _jobs_then: int = 0
 
+    def resume(self, boosted: boosting.Boosting, now_s: float) -> None:
+        """Use the folder's current model, where there is one; its successor is due as if it had been trained just now.
+        Raises DamagedModel."""
+        trees = load(self.folder)
+        if trees is not None:
+            boosted.use(trees)
+            self._started_s, self._jobs_then = now_s, boosted.observed
+
     def poll(self, boosted: boosting.Boosting, now_s: float) -> bool:
         """Start a child when it is time, or swap its model in when it is done: then True."""
         if self._child is not None:

@@ -28,6 +28,26 @@ class NodeKind(Struct, frozen=True, array_like=True):
     mig: str = ""
 
 
+class RunTimesSummary(Struct, frozen=True, kw_only=True):
+    """How the predictions of a pool's run times are doing."""
+
+    jobs: int
+    """That were predicted and have ended."""
+    coverage: float
+    """Share of them within their 90 % interval, of late."""
+    below_median: float
+    loss: float
+    """Pinball, ln s, of late."""
+    reasons: tuple[str, ...]
+    """Why the predictions cannot be trusted (drift); empty where they can."""
+    model: int
+    """Version of the trees; 0: none."""
+    waiting: int
+    """What happened and has not been learned from yet."""
+    failures: int
+    """Errors of the predictor; what it did not answer was answered by the jobs' estimates."""
+
+
 class PoolSummary(Struct, frozen=True, kw_only=True):
     """What is known of a pool from outside. GPUs are whole devices by type; queued ones are thousandths."""
 
@@ -43,6 +63,8 @@ class PoolSummary(Struct, frozen=True, kw_only=True):
     kinds: tuple[NodeKind, ...] = ()
     """What nodes there are, at most 64 kinds (`node_kinds`)."""
     policy: str = ""
+    run_times: RunTimesSummary | None = None
+    """None where they are not predicted."""
 
     def could_hold(self, spec: JobSpec) -> bool:
         """Whether the pool's nodes could hold the job if they were empty, were they all in one topology domain."""

@@ -47,8 +47,10 @@ from streamsched.errors import UserError
 from streamsched.store.client import trouble
 from streamsched.store.job_index import JobIndex
 from streamsched.store.pool_store import Outcome, PoolStore, Position
+from streamsched.store.predictor_store import PredictorStore
 
 from .clock import PoolClock
+from .predictions import Predictions
 from .ranking import bounded, queue_ranking
 from .recovery import Fenced, PoolTopics, known_jobs, take_over, write_to_redis
 from .retry import pauses, words
@@ -68,6 +70,8 @@ _RANKING_REST = 20.0
 loop to get here, so with windows back to back over a long queue hardly any would, completions among them."""
 _RANKING_BYTES = 4 * 1024 * 1024
 """Of a ranking's message at most: half of what its topic takes."""
+_PREDICTOR_STOP_S = 2.0
+"""For what is learned to be kept when a pool is stopped; it is not lost for good if that takes longer."""
 _RECORD_BYTES = 2 * 1024 * 1024
 """About the bytes of a journal record at most, so that it stays well below the topic's limit."""
 
@@ -136,7 +140,10 @@ class Counts:
 class PoolRunner:
     """Runs one pool while this worker has its partition. `start`, then `submit`; `stop` when the partition leaves."""
 
-    def __init__(self, pool: str, partition: int, parts: Parts, store: PoolStore) -> None:
+    def __init__(
+        self, pool: str, partition: int, parts: Parts, store: PoolStore, predictor: PredictorStore | None = None
+    ) -> None:
+        """`predictor`: where it is kept what is learned of run times; None: none are predicted."""
         self.pool = pool
         self.partition = partition
         self.counts = Counts()
@@ -186,6 +193,7 @@ class PoolRunner:
         self._summaries = Summaries()
         self._signs = SignsOfLife(parts.settings.node_silent_s, self._clock())
         self._strangers: dict[str, float] = {}
+        self._predictions = Predictions(pool, predictor, parts.settings, self._clock) if predictor is not None else None
 
     # ── from outside ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -210,6 +218,8 @@ class PoolRunner:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._snapshots.close()
+        if self._predictions is not None:
+            await self._predictions.close(_PREDICTOR_STOP_S)
         for item in self._inbox:
             if isinstance(item, _Batch):
                 item.done.set_exception(GivenUp())
@@ -348,6 +358,8 @@ class PoolRunner:
     async def _commit(self, works: list[_Work]) -> None:
         now = self._clock()
         self.state.ranker = self._parts.ranker if self._solving is None else None
+        if self._predictions is not None:
+            self.state.run_times = self._predictions.run_times
         decisions: list[Decision] = []
         letters: list[tuple[Refused, Input]] = []
         problem: Problem | None = None
@@ -417,6 +429,8 @@ class PoolRunner:
         await self._store_commit(before.seq, changes)
         await self._publish(self._position.outbox)
         self._snapshots.after_commit(self.state, self._position)
+        if self._predictions is not None:
+            self._predictions.after_commit(record.events, changes, self.state, record.seq)
         self.counts.commits += 1
         self.counts.applied += len(works)
         self.counts.decisions.update(type(decision).__name__.lower() for decision in decisions)
@@ -607,7 +621,8 @@ class PoolRunner:
         self._told = []  # so that the next one is written, also if it tells the same
 
     def _summary(self) -> bytes:
-        return self._summaries.of(self.state, self._clock())
+        run_times = self._predictions.summary() if self._predictions is not None else None
+        return self._summaries.of(self.state, self._clock(), run_times)
 
     # ── recovery ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -634,6 +649,8 @@ class PoolRunner:
         self._snapshots.begin(taken.position)
         self._judge(await write_to_redis(self._store, taken, self._summary()))
         await self._restore_index()
+        if self._predictions is not None:
+            await self._predictions.begin(self.state, self._position.seq)
         self._placements_end = taken.position.placements
         await self._publish(taken.position.outbox)
         now = self._clock()

@@ -19,6 +19,7 @@ from streamsched.bus.intake import Later
 from streamsched.bus.strays import connection_errors, what_ended
 from streamsched.bus.topics import partition_of
 from streamsched.store.pool_store import PoolStore
+from streamsched.store.predictor_store import PredictorStore
 from streamsched.store.telemetry import TelemetryStore
 
 from .letters import DeadLetters
@@ -61,7 +62,7 @@ class Scheduler:
         await self._stop([pool for pool in self.runners if pool not in mine])
         for pool in sorted(mine - self.runners.keys()):
             store = PoolStore(self._redis, pool, self._settings.key_prefix)
-            runner = PoolRunner(pool, self._partition[pool], self._parts, store)
+            runner = PoolRunner(pool, self._partition[pool], self._parts, store, self._predictor(pool))
             self.runners[pool] = runner
             runner.start(self._ended)
         log.info("pools here: %s", ", ".join(sorted(mine)) or "none")
@@ -75,6 +76,11 @@ class Scheduler:
     async def drain(self) -> None:
         """For the end of the process."""
         await self.revoked()
+
+    def _predictor(self, pool: str) -> PredictorStore | None:
+        if self._settings.run_times == "said":
+            return None
+        return PredictorStore(self._redis, pool, self._settings.key_prefix)
 
     def _nodes_of(self, pool: str) -> Collection[str]:
         runner = self.runners.get(pool)

@@ -68,6 +68,13 @@ class Settings:
     """Jobs listed in a message of queue.rankings at most."""
     stop_s: float = 8.0
     """A pool that is stopped may take so long to finish its commit; then its next owner completes it."""
+    run_times: Literal["said", "predicted"] = "said"
+    """What rules and shadow times believe of run times: what was said of a job, or what those that ended taught."""
+    predict_dir: str = ""
+    """Folder in which trees for predictions are trained and kept, a folder for each pool; empty: none are."""
+    train_every_jobs: int = 2000
+    train_every_s: float = 3600.0
+    """Trees are trained when so many more jobs have ended and so much time has passed."""
     dump_dir: str = ""
     """Folder in which windows are kept whose solve was slow, failed or fell back; empty: none are."""
     dump_files: int = 20
@@ -143,6 +150,8 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "ranking_every_s": (0, 3600),
     "ranking_jobs": (1, 2000),
     "stop_s": (0.1, 300),
+    "train_every_jobs": (1, 10_000_000),
+    "train_every_s": (1, 366 * _DAY_S),
     "dump_files": (1, 10_000),
     "dump_mib": (1, 100_000),
     "session_s": (0.1, 1800),
@@ -173,6 +182,7 @@ ENTRIES_MAX: Final = 10_000
 """Pools, priority classes or tenants in one setting."""
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"placement": ("milp", "greedy")}
 _IDS: Final = {"group", "policy"}
+_PATHS: Final = {"dump_dir", "predict_dir"}
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._-]{0,100}")
 
 _SECTIONS: Final = {"": Settings, "times": GroupTimes, "scheduler": SchedulerConfig}
@@ -250,7 +260,7 @@ def _checked(what: str, name: str, value: Any, kind: Any, strict: bool) -> Any:
         converted = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise UserError(f"{what}: {error}") from None
-    if get_origin(kind) is Literal or name == "dump_dir":
+    if get_origin(kind) is Literal or name in _PATHS:
         return converted
     if name in BOUNDS:
         _check_bounds(what, "", converted, BOUNDS[name])

@@ -80,7 +80,7 @@ class PoolStore:
     def __init__(self, redis: Redis, pool: str, prefix: str = "streamsched:") -> None:
         self.pool = pool
         self._redis = redis
-        self._keys = [_key(prefix, pool, name) for name in _KEYS]
+        self._keys = [key_of(prefix, pool, name) for name in _KEYS]
         self._script = redis.register_script(_SCRIPT)
 
     async def load(self) -> Stored:
@@ -200,7 +200,7 @@ async def summaries(redis: Redis, prefix: str, pools: Sequence[str]) -> list[byt
     """
     async with redis.pipeline(transaction=False) as pipe:
         for pool in pools:
-            pipe.hget(_key(prefix, pool, "meta"), "summary")
+            pipe.hget(key_of(prefix, pool, "meta"), "summary")
         found: list[Any] = await pipe.execute(raise_on_error=False)
     for answer in found:
         if isinstance(answer, Exception) and not is_wrong_type(answer):
@@ -217,7 +217,8 @@ def _epoch(stored: bytes | None) -> int:
     return int(stored) if stored is not None and stored.isdigit() else 0
 
 
-def _key(prefix: str, pool: str, name: str) -> str:
+def key_of(prefix: str, pool: str, name: str) -> str:
+    """All keys of a pool share its hash tag."""
     return f"{prefix}{{{pool}}}:{name}"
 
 
