@@ -342,6 +342,8 @@ class RankedJob(Message, frozen=True, kw_only=True):
     state: str
     reason: str
     waited_s: float
+    run_s: Seconds | None = None
+    """What is believed of its run time: what was said of it, or what is predicted (setting `run_times`)."""
 
 
 class QueueRanking(Message, frozen=True, kw_only=True):

@@ -189,7 +189,13 @@ def _placements() -> tuple[m.Placement, ...]:
 
 def _ranking() -> m.QueueRanking:
     waiting = m.RankedJob(
-        job_id=_JOB, rank=0, score=0.75, state="queued", reason="gpus-busy: 12 of A100 wanted, 4 free", waited_s=31.5
+        job_id=_JOB,
+        rank=0,
+        score=0.75,
+        state="queued",
+        reason="gpus-busy: 12 of A100 wanted, 4 free",
+        waited_s=31.5,
+        run_s=5400.0,
     )
     return m.QueueRanking(
         pool=_POOL, time=_NOW + 2, epoch=4, seq=900, policy="f1", queued=250, truncated=True, jobs=(waiting,)

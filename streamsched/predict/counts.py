@@ -123,19 +123,20 @@ class Counts:
 
     def set_running(self, keys: Sequence[Sequence[str]], ages_s: Sequence[float]) -> None:
         """Jobs that run now, each under its keys: they count as censored at their ages. Replaces those told before."""
-        found: dict[int, Rows] = {}
+        numbers: dict[int, int] = {}
+        of_row, places = [], []
         for of_job, age_s in zip(keys, ages_s, strict=True):
             place = bin_of(age_s)
             for key in of_job:
                 row = self.slots.get(key, 0)
                 if row:
-                    counts = found.setdefault(row, np.zeros(BINS, np.float32))
-                    counts[: place + 1] += 1.0
+                    of_row.append(numbers.setdefault(row, len(numbers) + 1))
+                    places.append(place)
+        ended = np.zeros((len(numbers) + 1, BINS), np.float32)
+        np.add.at(ended, (np.array(of_row, np.int64), np.array(places, np.int64)), 1.0)
         self.running_row[:] = 0
-        self.running = np.zeros((len(found) + 1, BINS), np.float32)
-        for number, (row, counts) in enumerate(found.items(), 1):
-            self.running[number] = counts
-            self.running_row[row] = number
+        self.running_row[list(numbers)] = list(numbers.values())
+        self.running = np.ascontiguousarray(np.cumsum(ended[:, ::-1], axis=1)[:, ::-1])
 
     def shrunk(self, rows: Slots, parent: Rows, strength: float) -> Rows:
         """[job, bin] hazards of these rows, drawn towards the parent's as if `strength` jobs had shown those:

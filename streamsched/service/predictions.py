@@ -56,8 +56,8 @@ _LOOK_EVERY_S: Final = 60.0
 _TRAIN_EVERY_S: Final = 5.0
 _AT_ONCE: Final = 32
 """Things told to the predictor before the loop goes on: about ten milliseconds."""
-_RUNNING_MAX: Final = 2_000
-"""Running jobs that are told to it as such: some 30 milliseconds."""
+_RUNNING_MAX: Final = 1_000
+"""Running jobs that are told to it as such: about twenty milliseconds."""
 BACKLOG_MAX: Final = 100_000
 RELEARN_MAX: Final = 20_000
 """Finished jobs that a cold start learns from, the latest."""
@@ -135,7 +135,15 @@ class Predictions:
             self.counts["not learned from: too many at once"] += 1
         self._wake.set()
 
-    def summary(self) -> RunTimesSummary:
+    def summary(self) -> RunTimesSummary | None:
+        """None where it cannot be told."""
+        try:
+            return self._summary()
+        except Exception as error:
+            self._failed("telling how it does", error)
+            return None
+
+    def _summary(self) -> RunTimesSummary:
         drift, trees = self._predictor.drift(), self._predictor.boosting.trees
         return RunTimesSummary(
             jobs=drift.jobs,
@@ -323,8 +331,11 @@ class Predictions:
         training, boosting = self._training, self._predictor.boosting
         if training is None:
             return
-        if await asyncio.to_thread(training.poll, boosting, now) and boosting.trees is not None:
-            log.info("pool %s: run-time predictor: model %d is used", self._pool, boosting.trees.version)
+        try:
+            if await asyncio.to_thread(training.poll, boosting, now) and boosting.trees is not None:
+                log.info("pool %s: run-time predictor: model %d is used", self._pool, boosting.trees.version)
+        except OSError as error:
+            self._failed(f"training in {training.folder}", error)
         if training.last_failure != self._last_failure:
             self._last_failure = training.last_failure
             log.warning("pool %s: %s", self._pool, training.last_failure)

@@ -21,6 +21,7 @@ def queue_ranking(state: ClusterState, seq: int, now: float, unplaced: Mapping[s
     room = limit - min(len(aside), limit // 2)
     waiting = list(islice(_in_order(state, unplaced), room))
     waiting += [(job, 0.0, job.reason or job.state.value) for job in aside[: limit - len(waiting)]]
+    believed = state.run_times.whole_s([job for job, _, _ in waiting])
     queued = state.waiting() + len(aside)
     return QueueRanking(
         pool=state.pool,
@@ -38,8 +39,9 @@ def queue_ranking(state: ClusterState, seq: int, now: float, unplaced: Mapping[s
                 state=job.state.value,
                 reason=reason,
                 waited_s=max(0.0, now - job.queued_at),
+                run_s=run_s,
             )
-            for rank, (job, score, reason) in enumerate(waiting, start=1)
+            for rank, ((job, score, reason), run_s) in enumerate(zip(waiting, believed, strict=True), start=1)
         ),
     )
 

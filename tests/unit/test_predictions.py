@@ -16,6 +16,7 @@ from streamsched.core import events as ev
 from streamsched.core.model import Job, JobSpec, JobState
 from streamsched.predict import Combination
 from streamsched.predict.state import from_bytes
+from streamsched.routing.least_loaded import RunTimesSummary
 from streamsched.service import predictions as module
 from streamsched.service.predictions import Predictions
 from streamsched.service.settings import Settings
@@ -88,10 +89,16 @@ def waiting(label: str) -> Job:
     return Job(spec=spec, seq=10**6, state=JobState.QUEUED, queued_at=0.0)
 
 
+def told(predictions: Predictions) -> RunTimesSummary:
+    summary = predictions.summary()
+    assert summary is not None
+    return summary
+
+
 async def idle(predictions: Predictions) -> None:
     """Until all that was told has been learned from."""
     for _ in range(100_000):
-        if not predictions.summary().waiting:
+        if not told(predictions).waiting:
             return
         await asyncio.sleep(0.0)
     raise AssertionError("there is a backlog still")
@@ -121,8 +128,8 @@ def test_names_are_learned_of_what_was_committed(live: Live) -> None:
         assert long == pytest.approx(7_002, rel=0.2)
         [left] = live.predictions.run_times.remaining_s([waiting("long")], [6_000.0])
         assert left == pytest.approx(1_002, rel=0.5)
-        told = live.predictions.summary()
-        assert (told.jobs, told.failures, told.model) == (80, 0, 0)
+        summary = told(live.predictions)
+        assert (summary.jobs, summary.failures, summary.model) == (80, 0, 0)
         assert live.predictions._predictor.expected == {}
         await live.predictions.close(5.0)
 
@@ -273,7 +280,7 @@ def test_an_error_of_the_predictor_is_told_once_and_what_was_said_is_the_answer(
         live.learn(2)
         await idle(live.predictions)
         assert live.predictions.counts == {"answering: ZeroDivisionError": 6, "learning: ZeroDivisionError": 4}
-        assert live.predictions.summary().failures == 10
+        assert told(live.predictions).failures == 10
         await live.predictions.close(5.0)
 
     with caplog.at_level(logging.WARNING):
@@ -313,10 +320,10 @@ def test_what_runs_is_told_as_such(live: Live) -> None:
         await idle(live.predictions)
         _, before = asked(live.predictions)
         live.pool.later(5_000.0)
-        told: list[Any] = []
-        live.predictions._predictor.set_running = lambda jobs, ages: told.append((jobs, ages))  # type: ignore[method-assign]
+        heard: list[Any] = []
+        live.predictions._predictor.set_running = lambda *told: heard.append(told)  # type: ignore[method-assign]
         live.predictions._tell_running()
-        [(jobs, ages)] = told
+        [(jobs, ages)] = heard
         assert [job.job_id for job in jobs] == ["runs"]
         assert ages == [live.pool.state.now - live.pool.state.runs[live.pool.job("runs").placement_id].started_at]
         assert before > 0
@@ -330,8 +337,8 @@ def test_too_much_at_once_is_dropped_and_counted(live: Live, monkeypatch: pytest
     for n in range(12):
         live.pool.arrive(f"j{n}", 8)
     live.commit()
-    assert live.predictions.summary().waiting == 10
-    assert live.predictions.summary().failures == 3
+    assert told(live.predictions).waiting == 10
+    assert told(live.predictions).failures == 3
 
 
 def test_a_model_of_the_folder_is_used_and_a_damaged_one_is_told(
@@ -345,7 +352,7 @@ def test_a_model_of_the_folder_is_used_and_a_damaged_one_is_told(
     async def work() -> None:
         predictions = live.another(Settings(run_times="predicted", predict_dir=str(tmp_path)))
         await predictions.begin(live.pool.state, 0)
-        assert predictions.summary().model == 0
+        assert told(predictions).model == 0
         assert isinstance(predictions._predictor, Combination)
         await predictions.close(5.0)
 

@@ -21,6 +21,7 @@ from streamsched.bus import codec, journal
 from streamsched.bus.app import Input
 from streamsched.bus.hearing import Hearing
 from streamsched.bus.messages import Joined, JournalRecord, QueueRanking, RankedJob
+from streamsched.core.run_times import Said
 from streamsched.errors import UserError
 from streamsched.policy import by_name
 from streamsched.service import runner as module
@@ -204,6 +205,18 @@ def test_a_ranking_that_fails_on_its_way_is_warned_of_and_tried_again(
     del producer.failing[topic]
     publish(waiting, 3)
     assert len(producer.topics[topic].records) == 1, "told once, since it tells nothing new"
+
+
+def test_a_ranking_tells_what_is_believed_of_run_times(waiting: PoolRunner, producer: FakeProducer) -> None:
+    class Believed(Said):
+        def whole_s(self, jobs: Any) -> list[float | None]:
+            return [60.0 for _ in jobs]
+
+    publish(waiting, 1)
+    waiting.state.run_times, waiting._told = Believed(), []
+    publish(waiting, 1)
+    told = [codec.decode_ranking(value) for _, value in producer.topics[SETTINGS.names.rankings].records]
+    assert [[job.run_s for job in message.jobs] for message in told] == [[None], [60.0]]
 
 
 def test_a_score_that_json_cannot_hold_is_a_ranking_less(
