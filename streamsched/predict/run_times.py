@@ -7,15 +7,17 @@ cost little more than thirty one by one.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
 from streamsched.core.model import Job
 from streamsched.core.run_times import RunTimes
 
-from .jobs import Features, Floats, features_of
+from .combination import Combination
+from .jobs import LEVELS, Features, Floats, features_of
 from .predictor import Predictor, Progress
 from .progress import Track
 
@@ -38,7 +40,7 @@ class _Answer(NamedTuple):
 
 
 class Predicted(RunTimes):
-    """`clock` gives s, never going back. `expect` when a job is submitted, `forget` when it is over."""
+    """`clock` gives s, never going back. `said` or `expect` when a job is submitted, `forget` when it is over."""
 
     def __init__(self, predictor: Predictor, clock: Callable[[], float]) -> None:
         self._whole: dict[str, float] = {}
@@ -57,7 +59,7 @@ class Predicted(RunTimes):
             self._whole.update(zip((job.job_id for job in new), medians, strict=True))
 
     def said(self, medians_s: Mapping[str, float]) -> None:
-        """By job, what was said at the submission, where it is known already; jobs that are known stay as they are."""
+        """By job, what was said at its submission (`as_said`); jobs that are known stay as they are."""
         for job_id, median in medians_s.items():
             self._whole.setdefault(job_id, median)
 
@@ -123,6 +125,12 @@ class _Answers:
 
     def forget(self, job_id: str) -> None:
         self._of.pop(job_id, None)
+
+
+def as_said(predictor: Combination, job_ids: Iterable[str]) -> dict[str, float]:
+    """Medians of the whole run times, s, as they were said of those of these jobs that are expected."""
+    expected = predictor.expected
+    return {job_id: math.exp(expected[job_id].answer[len(LEVELS) // 2]) for job_id in job_ids if job_id in expected}
 
 
 def _in_parts(ask: Ask, jobs: list[Features], ages_s: list[float], progress: list[Progress]) -> list[float]:

@@ -37,9 +37,9 @@ from streamsched.core.changes import Changes
 from streamsched.core.cluster import ClusterState
 from streamsched.core.model import TERMINAL, Job, JobState
 from streamsched.core.run_times import RunTimes, Said, gpus_of, ran_s
-from streamsched.predict import LEVELS, Combination, Features, Finished, Track, features_of, finished_of, reading_of
+from streamsched.predict import Combination, Features, Finished, Track, features_of, finished_of, reading_of
 from streamsched.predict.boosting import DamagedModel
-from streamsched.predict.run_times import Predicted
+from streamsched.predict.run_times import Predicted, as_said
 from streamsched.predict.state import restored, to_bytes
 from streamsched.predict.training import Training
 from streamsched.routing.least_loaded import RunTimesSummary
@@ -286,12 +286,7 @@ class Predictions:
     def _expect(self, submitted: list[Features]) -> None:
         if submitted:
             self._predictor.expect(submitted)
-            self._told.said(self._medians(job.job_id for job in submitted))
-
-    def _medians(self, job_ids: Iterable[str]) -> dict[str, float]:
-        """Of the whole run times, s, as they were said."""
-        expected = self._predictor.expected
-        return {job_id: math.exp(expected[job_id].answer[len(LEVELS) // 2]) for job_id in job_ids if job_id in expected}
+            self._told.said(as_said(self._predictor, (job.job_id for job in submitted)))
 
     def _end(self, item: Finished | str) -> None:
         job_id = item if isinstance(item, str) else item.features.job_id
@@ -356,7 +351,7 @@ class Predictions:
         if why:
             log.warning("pool %s: %s", self._pool, why)
         self._told = Predicted(self._predictor, self._clock)
-        self._told.said(self._medians(self._predictor.expected))
+        self._told.said(as_said(self._predictor, self._predictor.expected))
         self.run_times = _Guarded(self._told, self._failed)
         if self._training is not None:
             try:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from streamsched.core.run_times import RunTimes
 from streamsched.predict import Combination, Ending, Finished, features_of
-from streamsched.predict.run_times import Predicted
+from streamsched.predict.run_times import Predicted, as_said
 
 from .workload import SimJob
 
@@ -29,9 +29,8 @@ class Learned(Predicted):
 
     def submitted(self, job: SimJob, now: float) -> None:
         self._now = now
-        features = [features_of(job.spec)]
-        self._combination.expect(features)
-        self.expect(features)
+        self._combination.expect([features_of(job.spec)])
+        self.said(as_said(self._combination, [job.spec.job_id]))
 
     def observe(self, job: SimJob, now: float) -> None:
         self._now = now

@@ -138,6 +138,18 @@ def test_the_pointer_moves_last_and_a_changed_file_is_not_used(trees: Trees, tmp
         training.load(tmp_path)
 
 
+def test_a_schedule_goes_on_from_the_model_that_is_there(trees: Trees, tmp_path: Path) -> None:
+    training.write(tmp_path, trees.model, past(), seed=1)
+    boosting, schedule = Boosting(), training.Training(tmp_path, every_jobs=100, every_s=10.0)
+    for job in past():
+        boosting.observe(job)
+    schedule.resume(boosting, 1e6)
+    assert boosting.trees is not None
+    assert boosting.trees.version == 3
+    schedule.poll(boosting, 2e6)
+    assert not list(tmp_path.glob("jobs-*")), "no job has ended since"
+
+
 def test_a_child_trains_and_its_model_is_swapped_in(tmp_path: Path) -> None:
     boosting, schedule = Boosting(), training.Training(tmp_path / "models", every_jobs=100, every_s=10.0)
     for job in past():

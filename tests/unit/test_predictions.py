@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from core_builder import Pool
 from streamsched.core import events as ev
 from streamsched.core.model import Job, JobSpec, JobState
 from streamsched.predict import Combination
+from streamsched.predict.boosting import Boosting
 from streamsched.predict.state import from_bytes
 from streamsched.routing.least_loaded import RunTimesSummary
 from streamsched.service import predictions as module
@@ -359,3 +361,38 @@ def test_a_model_of_the_folder_is_used_and_a_damaged_one_is_told(
     with caplog.at_level(logging.WARNING):
         asyncio.run(work())
     assert ["no usable current.json" in record.getMessage() for record in caplog.records] == [True]
+
+
+class Trainer:
+    """Fails twice for one reason, then has a model."""
+
+    folder = Path("folder")
+    last_failure = ""
+    polls = 0
+
+    def poll(self, boosting: Boosting, now: float) -> bool:
+        self.polls += 1
+        self.last_failure = "training of run times: no; the model before it stays"
+        if self.polls == 4:
+            raise PermissionError("no")
+        if self.polls == 3:
+            boosting.trees = SimpleNamespace(version=7)  # type: ignore[assignment]
+        return self.polls == 3
+
+
+def test_a_model_is_swapped_in_and_what_fails_is_told_once(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    live.predictions._training = Trainer()  # type: ignore[assignment]
+
+    async def work() -> None:
+        for _ in range(4):
+            await live.predictions._train(live.pool.now)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(work())
+    said = [record.getMessage().removeprefix("pool p: ") for record in caplog.records]
+    assert said == [
+        "training of run times: no; the model before it stays",
+        "run-time predictor: model 7 is used",
+        "run-time predictor: training in folder failed; told once",
+    ]
+    assert told(live.predictions).model == 7

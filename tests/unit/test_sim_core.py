@@ -118,7 +118,8 @@ def test_learned_run_times_are_asked_for_again_as_jobs_run() -> None:
     waiting = Job(spec=long.spec, seq=0, state=JobState.QUEUED, queued_at=0.0)
     [whole] = told.whole_s([waiting])
     [at_first], [later] = told.total_s([waiting], [0.0]), told.total_s([waiting], [2_000.0])
-    assert whole == at_first == pytest.approx(100, rel=0.3)
+    assert whole == pytest.approx(100, rel=0.3)
+    assert at_first == pytest.approx(whole, rel=0.05), "it is kept as a sketch what was said"
     assert later is not None
     assert later > 10_000
     assert told.whole_s([waiting]) == [whole]
