@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from streamsched.core.model import Job
@@ -108,11 +108,8 @@ class _Answers:
 
     def _along(self, due: dict[str, tuple[Features, float]], now: float) -> dict[str, tuple[Features, float]]:
         """Those not asked about now are renewed for what they had run when they were."""
-        return {
-            job_id: (answer.features, answer.ran_s)
-            for job_id, answer in islice(self._of.items(), _AT_ONCE)
-            if now - answer.asked_at >= STANDS_S and job_id not in due
-        }
+        oldest = takewhile(lambda item: now - item[1].asked_at >= STANDS_S, islice(self._of.items(), _AT_ONCE))
+        return {job_id: (answer.features, answer.ran_s) for job_id, answer in oldest if job_id not in due}
 
     def _renew(self, due: dict[str, tuple[Features, float]], now: float, tracks: dict[str, Track]) -> None:
         features, ran_s = [job for job, _ in due.values()], [ran for _, ran in due.values()]

@@ -187,7 +187,9 @@ class Predictions:
 
     def _gone(self, job_id: str, job: Job | None) -> None:
         if job_id not in self._known:
-            return  # told before: a job that has ended may change still, when another run of it ends
+            # Told before (a job that has ended may change still, when another run of it ends), or it came and went.
+            self._told.forget(job_id)
+            return
         self._known.remove(job_id)
         if job is None:
             self._backlog.append(job_id)
