@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,10 +22,12 @@ from streamsched.core.cluster import Changes, Meta
 from streamsched.core.model import Allocation, Job, JobSpec, JobState, NodeSpec, Run, RunState
 from streamsched.core.node import NodeRecord
 from streamsched.core.tenants import TenantUsage
+from streamsched.store import predictor_store
 from streamsched.store.client import connect
 from streamsched.store.connection import RedisConnection
 from streamsched.store.job_index import GONE_S, JobIndex
-from streamsched.store.pool_store import PoolStore, Position
+from streamsched.store.pool_store import PoolStore, Position, key_of
+from streamsched.store.predictor_store import Kept, PredictorStore
 
 pytestmark = pytest.mark.integration
 
@@ -146,6 +149,15 @@ def _look_after(pool: str, known: list[str], now: int) -> Operation:
     return lambda store, index, client: index.look_after(pool, known, GONE_S + now)
 
 
+def _keep(epoch: int, data: bytes) -> Operation:
+    async def keep(store: PoolStore, index: JobIndex, client: Any) -> Any:
+        kept = PredictorStore(client, "p", index._prefix.removesuffix("{#router}:"))
+        before = await kept.load()
+        return before, await kept.write(epoch, Kept(data=data, seq=epoch, until=1.0))
+
+    return keep
+
+
 operations = st.lists(
     st.one_of(
         st.builds(_acquire, _few),
@@ -162,6 +174,8 @@ operations = st.lists(
         st.builds(_begin, st.sampled_from(_POOLS)),
         st.builds(_forget, st.sampled_from(_POOLS), st.lists(_names, max_size=2), _few),
         st.builds(_look_after, st.sampled_from(_POOLS), st.lists(_names, max_size=2), _few),
+        st.builds(_keep, _few, st.binary(max_size=7)),
+        st.builds(_keep, _few, st.binary(max_size=7)),
     ),
     min_size=1,
     max_size=25,
@@ -187,7 +201,8 @@ def real(runner: asyncio.Runner, redis_url: str) -> Iterator[Redis]:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=operations)
 def test_fake_and_real_redis_agree(runner: asyncio.Runner, real: Redis, namespace: str, steps: list[Operation]) -> None:
-    runner.run(_compare(real, f"{namespace}:{next(_numbers)}:", steps))
+    with mock.patch.object(predictor_store, "PIECE_BYTES", 2):
+        runner.run(_compare(real, f"{namespace}:{next(_numbers)}:", steps))
 
 
 async def _compare(real: Redis, prefix: str, steps: list[Operation]) -> None:
@@ -195,7 +210,8 @@ async def _compare(real: Redis, prefix: str, steps: list[Operation]) -> None:
     fake: Any = Client(server)
     both = [(PoolStore(c, "p", prefix), JobIndex(c, _POOLS, prefix), c) for c in (fake, real)]
     store, index, _ = both[1]
-    names = [*store._keys, index._jobs, index._ready, *(f"{index._prefix}gone:{pool}" for pool in _POOLS)]
+    predictor = key_of(prefix, "p", "predictor")
+    names = [*store._keys, predictor, index._jobs, index._ready, *(f"{index._prefix}gone:{pool}" for pool in _POOLS)]
     server.data.generation = (await index.generation()).encode()
     for step in steps:
         assert await step(*both[0]) == await step(*both[1])

@@ -84,6 +84,8 @@ class Plan:
     """Runs beside the first phase, which ends no sooner than it does."""
     heals: bool = True
     """Else the run ends with the first phase."""
+    predicts: bool = False
+    """Run times are predicted."""
 
 
 _LABELS = (
@@ -227,6 +229,7 @@ class Simulation:
             snapshot_every=plan.snapshot_every,
             ranking_every_s=2.0,
             stop_s=4.0,
+            run_times="predicted" if plan.predicts else "said",
         )
         self.group = self.world.group = Group(self.world, self.settings, plan.workers)
         self.work = workload.draw(

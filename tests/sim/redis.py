@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from streamsched.store import job_index, pool_store
+from streamsched.store import job_index, pool_store, predictor_store
 
 if TYPE_CHECKING:
     from .world import World
@@ -178,9 +178,27 @@ def _gone(step: str, data: Data, jobs: dict[bytes, bytes], keys: Sequence[bytes]
     return None
 
 
+# ── predictor_state.lua ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _predictor_state(data: Data, keys: Sequence[bytes], args: Sequence[bytes]) -> int:
+    step, epoch, *rest = args
+    if data.hashes[keys[0]].get(b"epoch") != epoch:
+        return 0
+    fields = data.hashes[keys[1]]
+    if step == b"put":
+        fields[rest[0]] = rest[1]
+        return 1
+    head, slot, count = rest
+    kept = {b"%s:%d" % (slot, number) for number in range(int(count))}
+    data.hashes[keys[1]] = {name: value for name, value in fields.items() if name in kept} | {b"head": head}
+    return 1
+
+
 _SCRIPTS: dict[str, Callable[[Data, Sequence[bytes], Sequence[bytes]], Any]] = {
     pool_store._SCRIPT: _pool_state,
     job_index._SCRIPT: _job_index,
+    predictor_store._SCRIPT: _predictor_state,
 }
 
 
@@ -222,6 +240,10 @@ class Client:
             return await self._do(label, lambda data: data.run(script, raw_keys, raw_args))
 
         return call
+
+    async def hget(self, key: Any, name: Any) -> bytes | None:
+        [found] = await self._do("get", lambda data: [data.hashes[_raw(key)].get(_raw(name))])
+        return found
 
     def pipeline(self, transaction: bool = True) -> Pipeline:
         return Pipeline(self)
