@@ -122,20 +122,27 @@ class Counts:
         return np.array([get(key, 0) for key in keys], np.int64)
 
     def set_running(self, keys: Sequence[Sequence[str]], ages_s: Sequence[float]) -> None:
-        """Jobs that run now, each under its keys: they count as censored at their ages. Replaces those told before."""
-        found: dict[int, Rows] = {}
-        for of_job, age_s in zip(keys, ages_s, strict=True):
-            place = bin_of(age_s)
-            for key in of_job:
+        """Jobs that run now, each under its keys: they count as censored at their ages. Replaces those told before.
+
+        As of the jobs that ended, the latest count most: each weighs less by 2^(-1/half-life) than the next younger
+        one of its key. Else a hundred that run would outweigh the few that a short half-life leaves of the ended.
+        """
+        numbers: dict[int, int] = {}
+        rows, places, weights = list[int](), list[int](), list[float]()
+        latest: dict[int, float] = {}
+        for place, job in sorted((bin_of(age_s), job) for job, age_s in enumerate(ages_s)):
+            for key in keys[job]:
                 row = self.slots.get(key, 0)
                 if row:
-                    counts = found.setdefault(row, np.zeros(BINS, np.float32))
-                    counts[: place + 1] += 1.0
+                    rows.append(numbers.setdefault(row, len(numbers) + 1))
+                    places.append(place)
+                    weights.append(latest.get(row, 1.0))
+                    latest[row] = weights[-1] / self._growth
+        ended = np.zeros((len(numbers) + 1, BINS))
+        np.add.at(ended, (rows, places), weights)
+        self.running = np.cumsum(ended[:, ::-1], axis=1)[:, ::-1].astype(np.float32)
         self.running_row[:] = 0
-        self.running = np.zeros((len(found) + 1, BINS), np.float32)
-        for number, (row, counts) in enumerate(found.items(), 1):
-            self.running[number] = counts
-            self.running_row[row] = number
+        self.running_row[list(numbers)] = range(1, len(numbers) + 1)
 
     def shrunk(self, rows: Slots, parent: Rows, strength: float) -> Rows:
         """[job, bin] hazards of these rows, drawn towards the parent's as if `strength` jobs had shown those:
@@ -147,11 +154,12 @@ class Counts:
         """
         unit = self.unit[rows, None]
         prior = strength * unit
-        at_risk = self.at_risk[rows] + prior
+        at_risk = np.take(self.at_risk, rows, axis=0)
+        at_risk += prior
         if len(self.running) > 1:
             at_risk += self.running[self.running_row[rows]] * unit
         prior = prior * parent
-        prior += self.ended[rows]
+        prior += np.take(self.ended, rows, axis=0)
         prior /= at_risk
         np.minimum(prior, 1.0, out=prior)  # sums of many small numbers need not agree to the last bit
         return prior
