@@ -6,7 +6,8 @@ the slice are replayed first and not counted. Trees are fitted now and then on w
 
 Errors are of the median, in ln(seconds): 0.69 is a factor of two. Pinball: mean over the five levels. Coverage: share
 of run times within the 90 % interval; a run that the trace cuts counts as covered when the interval reaches beyond the
-cut, and is left out of the errors, as cancelled runs are of all of it. `after 60 min`: the combination's answer for
+cut, and is left out of the errors, as cancelled runs are of all of it. Members alone are as they are, not calibrated.
+`after 60 min`: the combination's answer for
 what is left to jobs that have run so long, each at the moment it reaches that age.
 """
 
@@ -33,6 +34,7 @@ from loadgen.jobs import TraceJob, parse_moment
 from loadgen.trace import Window, read_trace
 from streamsched.errors import UserError
 from streamsched.predict import LEVELS, Combination, Ending, Features, Finished, training
+from streamsched.predict import curves as grid
 from streamsched.predict.boosting import Trees
 from streamsched.predict.combination import MEMBERS
 from streamsched.predict.curves import LONGEST_S
@@ -55,6 +57,7 @@ RUNNING_EVERY_S = 3_600.0
 """How often the predictors are told what runs."""
 AGES_S = (600.0, 3_600.0, 21_600.0)
 """Running jobs are asked about again at these ages, and what is left to them is judged."""
+ALIVE = 1.0 - np.array(LEVELS)
 BASELINES = ("global median", "group median", "user median")
 
 
@@ -179,7 +182,15 @@ class Medians:
 
     def quantiles(self, job: Features) -> tuple[float, ...]:
         values = self.seen.get(self.key(job)) or self.seen.get("") or [_ln(1800.0)]
-        return tuple(float(q) for q in np.quantile(np.asarray(values), LEVELS))
+        return tuple(_quantile(values, level) for level in LEVELS)
+
+
+def _quantile(ascending: Sequence[float], level: float) -> float:
+    """As numpy's, without looking at all of the values."""
+    place = level * (len(ascending) - 1)
+    low = int(place)
+    high = min(low + 1, len(ascending) - 1)
+    return ascending[low] + (ascending[high] - ascending[low]) * (place - low)
 
 
 def baselines() -> dict[str, Medians]:
@@ -218,7 +229,6 @@ class Score:
 def replay(case: Case, predictor: Combination, note: Callable[[str], None]) -> dict[str, Score]:
     """Scores by predictor, of the jobs after the warm-up, and by age of running ones."""
     plain, scores = baselines(), defaultdict[str, Score](Score)
-    chosen: dict[str, int] = defaultdict(int)
     told_s, trained, version = -math.inf, 0, count(1)
     for moment in moments(case.jobs, case.start_s, AGES_S):
         for number in moment.ended:
@@ -235,8 +245,9 @@ def replay(case: Case, predictor: Combination, note: Callable[[str], None]) -> d
         if _due(predictor, trained, warm, case):
             trained = predictor.boosting.observed
             _train(predictor, next(version), note, case.name)
-        _ask(case, predictor, moment.asked, plain, scores, chosen)
-    note(f"{case.name}: chosen {dict(chosen)}, drift {predictor.drift()}")
+        _ask(case, predictor, moment.asked, plain, scores)
+    weights = ", ".join(f"{name} {weight:.2f}" for name, weight in predictor.weights().items())
+    note(f"{case.name}: weights at the end: {weights}; {predictor.drift()}")
     return dict(scores)
 
 
@@ -263,23 +274,24 @@ def _ask(
     asked: Sequence[tuple[int, float]],
     plain: dict[str, Medians],
     scores: dict[str, Score],
-    chosen: dict[str, int],
 ) -> None:
-    counted = [(i, age) for i, age in asked if i >= case.warm_up]
-    answers = predictor.predict_many([case.jobs[i].features for i, _ in counted], [age for _, age in counted])
-    predictor.expect([case.jobs[i].features for i, age in asked if not age])
-    for (i, age), answer in zip(counted, answers, strict=True):
-        job, told = case.jobs[i], [_ln(q) for q in answer.at]
-        if age:
-            scores[f"after {age / 60:.0f} min"].add(told, replace(job, run_s=job.run_s - age))
-            continue
-        chosen[predictor.chosen(job.features)] += 1
-        scores["combination"].add(told, job)
-        for name, quantiles in zip(MEMBERS, predictor.expected[job.features.job_id].quantiles, strict=True):
-            if quantiles:
-                scores[name].add(quantiles, job)
+    submitted = [i for i, age in asked if not age]
+    predictor.expect([case.jobs[i].features for i in submitted])
+    running = [(i, age) for i, age in asked if age and i >= case.warm_up]
+    answers = predictor.predict_many([case.jobs[i].features for i, _ in running], [age for _, age in running])
+    for (i, age), answer in zip(running, answers, strict=True):
+        job = case.jobs[i]
+        scores[f"after {age / 60:.0f} min"].add([_ln(q) for q in answer.at], replace(job, run_s=job.run_s - age))
+    counted = [case.jobs[i] for i in submitted if i >= case.warm_up]
+    for job in counted:
+        scores["combination"].add(predictor.expected[job.features.job_id].answer, job)
         for name, medians in plain.items():
             scores[name].add(medians.quantiles(job.features), job)
+    for name, member in zip(MEMBERS, predictor.members, strict=True):
+        if counted and (name != "boosting" or predictor.boosting.trees is not None):
+            told = grid.times(member.curves([job.features for job in counted]), np.tile(ALIVE, (len(counted), 1)))
+            for job, quantiles in zip(counted, np.log(told).tolist(), strict=True):
+                scores[name].add(quantiles, job)
 
 
 def _ln(seconds: float) -> float:
@@ -368,10 +380,15 @@ def costs(predictor: Combination, jobs: int, note: Callable[[str], None]) -> Non
     predictor.set_running(asked, ages.tolist())
     for member, name in zip(predictor.members, MEMBERS, strict=True):
         note(f"1,000 predictions, {name} alone: {_best_ms(lambda member=member: member.predict_many(asked)):.1f} ms")  # type: ignore[misc]
-    note(f"1,000 predictions: {_best_ms(lambda: predictor.predict_many(asked)):.1f} ms")
+    weights = ", ".join(f"{name} {weight:.2f}" for name, weight in predictor.weights().items())
+    note(f"1,000 predictions: {_best_ms(lambda: predictor.predict_many(asked)):.1f} ms; weights: {weights}")
+    fresh = [[synthetic(jobs + 1_000 * n + i, draw).features for i in range(1_000)] for n in range(1, 9)]
+    note(f"1,000 predictions of jobs never asked about: {_best_ms(lambda: predictor.predict_many(fresh.pop())):.1f} ms")
     note(f"1,000 predictions for running jobs: {_best_ms(lambda: predictor.predict_many(asked, ages)):.1f} ms")
     note(f"1,000 of them as arrays (`times`): {_best_ms(lambda: predictor.times(asked, ages)):.1f} ms")
     note(f"1,000 ranks of Gittins: {_best_ms(lambda: predictor.gittins_s(asked, ages)):.1f} ms")
+    predictor.shares.of = [1.0 / len(MEMBERS)] * len(MEMBERS)
+    note(f"1,000 as arrays where every member counts: {_best_ms(lambda: predictor.times(asked, ages)):.1f} ms")
     note(f"1 prediction: {_best_ms(lambda: predictor.predict(asked[0])):.2f} ms")
 
 

@@ -99,12 +99,13 @@ class Trees:
 
     def quantiles_ln(self, rows: Floats) -> Floats:
         """[job, quantile] ln(s), ascending, of [job, feature]."""
-        possible = self._masks[0][np.searchsorted(self._thresholds[0], rows[:, 0], side="left")]
-        for feature in range(1, len(FEATURES)):
-            if len(self._thresholds[feature]):
-                place = np.searchsorted(self._thresholds[feature], rows[:, feature], side="left")
-                possible = possible & self._masks[feature][place]
-        values = self._leaves[_FIRST_BIT[possible] + self._first_leaf]
+        possible = np.full((len(rows), len(self._first_leaf)), (1 << LEAVES_MAX) - 1, np.uint16)
+        masks = np.empty_like(possible)
+        for feature, thresholds in enumerate(self._thresholds):
+            if len(thresholds):
+                place = np.searchsorted(thresholds, rows[:, feature], side="left")
+                possible &= np.take(self._masks[feature], place, axis=0, out=masks, mode="clip")
+        values = np.take(self._leaves, np.take(_FIRST_BIT, possible) + self._first_leaf)
         out = np.empty((len(rows), len(QUANTILES)))
         for q in range(len(QUANTILES)):
             out[:, q] = values[:, self._ends[q] : self._ends[q + 1]].sum(axis=1, dtype=np.float64) + self._baselines[q]

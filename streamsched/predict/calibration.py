@@ -12,6 +12,11 @@ below a(p) in a share p of jobs, however wrong the curves are or become, because
 calibrated curve is 1 - H(1 - S) with H the piecewise linear map from a(p) to p; so it is a curve again, and age,
 progress and indices made from curves are calibrated with it.
 
+Answers are judged late, when the job ends, and hundreds of others may have been given meanwhile. So that the 90 %
+interval covers 90 %, its two levels are judged as they were told: [u <= a(p)] with the a(p) of then, as in the paper;
+any bias of what ends first is then made good in the end. The inner levels are judged as they are now: that settles
+sooner, and a median need not have exactly half of the jobs below it.
+
 A censored job counts for the levels it says something about: if it ran beyond a(p), its u is above that.
 """
 
@@ -25,18 +30,16 @@ from msgspec import Struct
 from .jobs import Floats
 
 NOMINAL: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
-_STEP: Final = 0.003
-"""Jobs come in batches of alike ones: a larger step would follow one sweep."""
-_RECENT: Final = 0.005
-"""Weight of the newest job in the recent coverage: about the last 200 jobs."""
+_STEP: Final = 0.001
+_STEP_OUTER: Final = 0.0003
+"""Jobs come in batches of alike ones: a larger step would follow the last batch and be wrong of the next."""
+_STEP_FIRST: Final = 0.003
+"""Of the first jobs; then it falls as 2 / jobs."""
 _EDGE: Final = 1e-3
-_TRUSTED: Final = 100.0
-"""Jobs after which a group's own levels count as much as everybody's."""
 
 
 class CalibratorState(Struct, frozen=True, array_like=True):
     levels: list[float]
-    coverage: float
     jobs: int
 
 
@@ -45,46 +48,38 @@ class Calibrator:
 
     def __init__(self) -> None:
         self.levels = list(NOMINAL)
-        self.coverage = 0.9
-        """Share of recent jobs within the 90 % interval that they were told; far from 0.9 means drift."""
         self.jobs = 0
 
-    def observe(self, u: float, censored: bool) -> None:
-        """`u`: predicted probability of a run time of at most what it was; censored: of what it had run by then."""
+    @property
+    def outer(self) -> tuple[float, float]:
+        """What bounds the 90 % interval now: kept with an answer, to be judged by."""
+        return self.levels[0], self.levels[-1]
+
+    def observe(self, u: float, censored: bool, told: tuple[float, float] | None = None) -> None:
+        """`u`: predicted probability of a run time of at most what it was; censored: of what it had run by then.
+        `told`: `outer` as it was when the answer was given (else as it is now)."""
         levels = self.levels
-        step = max(_STEP, 0.2 / (1.0 + self.jobs))  # the first jobs move it faster
-        if not censored:
-            inside = levels[0] < u <= levels[-1]
-            self.coverage += _RECENT * (inside - self.coverage)
-            self.jobs += 1
-        for n, (level, nominal) in enumerate(zip(levels, NOMINAL, strict=True)):
-            if u > level:
-                levels[n] = min(level + step * nominal, 1.0 - _EDGE)
+        low, high = told or self.outer
+        first = min(_STEP_FIRST, 2.0 / (1.0 + self.jobs))
+        self.jobs += not censored
+        for n, (asked, nominal) in enumerate(zip((low, *levels[1:-1], high), NOMINAL, strict=True)):
+            step = max(first, _STEP if 0 < n < len(levels) - 1 else _STEP_OUTER)
+            if u > asked:
+                levels[n] = min(levels[n] + step * nominal, 1.0 - _EDGE)
             elif not censored:
-                levels[n] = max(level - step * (1.0 - nominal), _EDGE)
+                levels[n] = max(levels[n] - step * (1.0 - nominal), _EDGE)
 
     def state(self) -> CalibratorState:
-        return CalibratorState(list(self.levels), self.coverage, self.jobs)
+        return CalibratorState(list(self.levels), self.jobs)
 
     @classmethod
     def restored(cls, state: CalibratorState) -> Calibrator:
         """Raises ValueError."""
-        if len(state.levels) != len(NOMINAL) or not all(0 < level < 1 for level in state.levels):
+        if len(state.levels) != len(NOMINAL) or not all(0 < level < 1 for level in state.levels) or state.jobs < 0:
             raise ValueError("levels of a calibration are out of bounds")
-        if not 0 <= state.coverage <= 1 or state.jobs < 0:
-            raise ValueError("coverage of a calibration is out of bounds")
         found = cls()
-        found.levels, found.coverage, found.jobs = list(state.levels), state.coverage, state.jobs
+        found.levels, found.jobs = list(state.levels), state.jobs
         return found
-
-
-def blend(own: Calibrator | None, everybody: Calibrator) -> Floats:
-    """[level] a(p) of a group: its own where it has had jobs, everybody's where it has not."""
-    theirs = np.array(everybody.levels)
-    if own is None:
-        return theirs
-    share = own.jobs / (own.jobs + _TRUSTED)
-    return np.asarray(theirs + share * (np.array(own.levels) - theirs))
 
 
 def calibrated(curves: Floats, levels: Floats) -> Floats:

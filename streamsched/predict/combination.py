@@ -1,15 +1,20 @@
-"""The predictor to use: for each job the member that was best lately on jobs like it, calibrated.
+"""The predictor to use: a weighted mean of the members' curves, calibrated.
 
     expect(submitted jobs)    what every member says now is kept, to be judged by the ends
     observe(finished job)     judge, recalibrate, then learn
-    predict(job, age, ...)    the best member's curve, calibrated, given age and progress
+    predict(job, age, ...)    the pooled curve, calibrated, given age and progress
+
+The pool is linear (Stone 1961): P(T > t) = sum of share x P(T > t) by the member, so it is a curve again, and where
+members disagree it is wide. The shares are those under which the pool finds what happens most likely (stacking of
+distributions: Yao et al., Bayesian Analysis 13, 2018), found by expectation maximisation online:
+
+    share <- share + step (share x density by the member / density by the pool - share)
+
+with densities of ln(run time) from the curves as they were when the job was submitted (or at its end, for a job that
+was never announced). A member with next to no share is not asked for answers, but still judged.
 
 Steps are predicted like run times, from what the same user's jobs of like names did: a job that reports steps and not
 of how many is as far as these say (iterations instead of times: A-SRPT, arXiv 2501.05563).
-
-Members are judged by the pinball loss of their calibrated quantiles in ln(seconds), as they were when the job was
-submitted (or at its end, for a job that was never announced), with the last `_HALF_LIFE` jobs of the job's tenant
-weighing most and everybody's standing in for those of a tenant with few.
 """
 
 from __future__ import annotations
@@ -23,26 +28,29 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from .boosting import Boosting, BoostingState
-from .calibration import Calibrator, CalibratorState, blend, calibrated
-from .curves import BINS, LONGEST_S, remaining, times
-from .jobs import LEVELS, Features, Finished, Floats, gpu_class, part, usable
+from .calibration import Calibrator, CalibratorState, calibrated
+from .curves import BINS, EDGES_LN, LONGEST_S, remaining, times
+from .jobs import LEVELS, Features, Finished, Floats, usable
 from .ladders import Ladder, LadderState, history, survival
 from .neighbours import Neighbours, NeighboursState
 from .pinball import pinball
 from .predictor import Predictor
 
 MEMBERS: Final = ("survival", "history", "neighbours", "boosting")
-_ALWAYS: Final = 3
-"""The first so many of them always answer."""
 PENDING_MAX: Final = 100_000
 """Announced jobs that are kept; the oldest are forgotten first, and judged at their ends."""
-GROUPS_MAX: Final = 4_096
-_HALF_LIFE: Final = 2_000.0
-_DECAY: Final = 2.0 ** (-1.0 / _HALF_LIFE)
-_SHRINK: Final = 200.0
-"""Jobs as which everybody's loss counts in a group."""
+_STEP: Final = 0.003
+_STEP_FIRST: Final = 0.5
+"""Of the first jobs; then it falls as 2 / jobs."""
+_SHARE_LEAST: Final = 0.01
+"""Stays with every member: it may be right again."""
+_SHARE_ASKED: Final = 0.02
+_NEAR_LN: Final = 1.5 * float(EDGES_LN[1])
+"""The density is that of the run times no further than this."""
+_DENSITY_LEAST: Final = 1e-5
 _RECENT: Final = 1.0 / 200.0
 _LONG: Final = 1.0 / 5_000.0
 _DRIFT_JOBS: Final = 200
@@ -50,40 +58,31 @@ _DRIFT_COVERAGE: Final = 0.08
 """The standard deviation of a coverage over so many independent jobs is 0.015; jobs come in batches of alike ones."""
 _DRIFT_MEDIAN: Final = 0.2
 _DRIFT_LOSS: Final = 1.5
-_SKETCH: Final = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995, 0.999)
-"""Levels at which a curve is kept until its job ends."""
-_SKETCHED: Final = np.array(_SKETCH)
-_NOMINAL: Final = (0.0, *LEVELS, 1.0)
-_ANSWERS: Final = "answers"
-"""The calibrator of what is answered, whichever member it is from."""
+_KEPT: Final = 2
+"""A curve is kept at every other edge until its job ends."""
+_KEPT_LN: Final = EDGES_LN[::_KEPT]
+_SCALE: Final = 65_535
 
 Member = Ladder | Neighbours | Boosting
 
 
-class Losses(Struct):
-    """Decayed sums by member: losses, how far these were above the mean loss of the members that always answer (so
-    that a member that was not there for hard jobs is not the better for it), and the number of jobs."""
+class Shares(Struct):
+    """How far each member counts; they add up to 1."""
 
-    sums: list[float]
-    above: list[float]
-    jobs: list[float]
+    of: list[float]
+    jobs: int = 0
 
-    def add(self, losses: Sequence[float | None]) -> None:
-        always = [loss for loss in losses[:_ALWAYS] if loss is not None]
-        mean = math.fsum(always) / len(always) if always else 0.0
-        for member, loss in enumerate(losses):
-            if loss is not None:
-                self.sums[member] = _DECAY * self.sums[member] + loss
-                self.above[member] = _DECAY * self.above[member] + loss - mean
-                self.jobs[member] = _DECAY * self.jobs[member] + 1.0
-
-    def excess(self, member: int, prior: float = 0.0) -> float:
-        """Mean of `above`, drawn towards the prior as if `_SHRINK` jobs had shown that."""
-        return (self.above[member] + _SHRINK * prior) / (self.jobs[member] + _SHRINK)
-
-
-def _no_losses() -> Losses:
-    return Losses(*([0.0] * len(MEMBERS) for _ in range(3)))
+    def add(self, densities: Sequence[float]) -> None:
+        """By each member of what happened; 0: it had nothing to say, and loses share to those that had."""
+        pool = math.fsum(share * density for share, density in zip(self.of, densities, strict=True))
+        if pool <= 0:
+            return
+        self.jobs += 1
+        step = max(_STEP, min(_STEP_FIRST, 2.0 / (1.0 + self.jobs)))
+        pairs = zip(self.of, densities, strict=True)
+        moved = [max(share + step * share * (density / pool - 1.0), _SHARE_LEAST) for share, density in pairs]
+        total = math.fsum(moved)
+        self.of = [share / total for share in moved]
 
 
 class Watched(Struct):
@@ -122,14 +121,13 @@ class Drift(Struct, frozen=True, kw_only=True):
 
 
 class Expected(Struct, frozen=True, array_like=True):
-    """What each member said of a job; an empty sketch: it had nothing to say."""
+    """What was said of a job."""
 
-    sketches: tuple[bytes, ...]
-    """float32 ln(s) at `_SKETCH` by the raw curve."""
-    quantiles: tuple[tuple[float, ...], ...]
-    """ln(s) at `LEVELS`, calibrated."""
-    chosen: int
-    """The member whose answer was given."""
+    curves: bytes
+    """uint16 [member and the pool, edge]: P(T <= edge) x 65,535 at every other edge of the grid, not calibrated; only
+    zeros: the member had nothing to say."""
+    outer: tuple[float, float]
+    """The calibrated levels of the 90 % interval."""
     answer: tuple[float, ...]
     """ln(s) at `LEVELS`, as given."""
 
@@ -140,8 +138,8 @@ class CombinationState(Struct, frozen=True, kw_only=True):
     neighbours: NeighboursState
     boosting: BoostingState
     steps: LadderState
-    losses: dict[str, Losses]
-    calibrators: dict[str, CalibratorState]
+    shares: Shares
+    calibration: CalibratorState
     expected: dict[str, Expected]
     watched: Watched
     observed: int
@@ -157,12 +155,8 @@ class Combination(Predictor):
         self.boosting = Boosting()
         self.steps: Ladder = history(keys_max=8_192)
         """Of training steps in place of seconds."""
-        self.loss: Losses = _no_losses()
-        """Of everybody."""
-        self.losses: OrderedDict[str, Losses] = OrderedDict()
-        """By tenant, those longest unused first."""
-        self.calibrators: dict[str, Calibrator] = {}
-        """By member, and by member and GPU class."""
+        self.shares = Shares([1.0 / len(MEMBERS)] * len(MEMBERS))
+        self.calibration = Calibrator()
         self.expected: OrderedDict[str, Expected] = OrderedDict()
         self.watched = Watched()
         self.observed = 0
@@ -176,20 +170,11 @@ class Combination(Predictor):
 
     def curves(self, jobs: Sequence[Features]) -> Floats:
         """[job, edge] calibrated survival curves of the whole run time."""
-        out = np.empty((len(jobs), BINS + 1))
-        best: dict[str, int] = {}
-        for job in jobs:
-            if job.tenant not in best:
-                best[job.tenant] = self._best(job)
-        chosen = np.array([best[job.tenant] for job in jobs], np.int64)
-        sizes = np.array([gpu_class(job.gpus) for job in jobs], np.int64)
-        for number in np.unique(chosen).tolist():
-            of_member = np.flatnonzero(chosen == number)
-            raw = self.members[number].curves([jobs[i] for i in of_member.tolist()])
-            for size in np.unique(sizes[of_member]).tolist():
-                same = sizes[of_member] == size
-                out[of_member[same]] = calibrated(raw[same], self._levels(number, size))
-        return calibrated(out, self._levels_of_answers()) if jobs else out
+        if not jobs:
+            return np.empty((0, BINS + 1))
+        weights = self.weights().items()
+        pool = sum(weight * getattr(self, name).curves(jobs) for name, weight in weights if weight)
+        return calibrated(np.asarray(pool), np.array(self.calibration.levels))
 
     def expected_steps(self, job: Features, done: float) -> float:
         if not self.steps.knows(job):
@@ -197,37 +182,17 @@ class Combination(Predictor):
         left, _ = remaining(self.steps.curves([job]), np.array([min(done, LONGEST_S)]), (0.5,))
         return done + float(left[0, 0])
 
-    def chosen(self, job: Features) -> str:
-        """The member that answers for this job now."""
-        return MEMBERS[self._best(job)]
+    def weights(self) -> dict[str, float]:
+        """How far each member counts in an answer given now; they add up to 1."""
+        asked = [
+            share if share >= _SHARE_ASKED and self._able(name) else 0.0
+            for name, share in zip(MEMBERS, self.shares.of, strict=True)
+        ]
+        total = math.fsum(asked)
+        return {name: share / total for name, share in zip(MEMBERS, asked, strict=True)}
 
-    def _best(self, job: Features) -> int:
-        everybody, group = self.loss, self.losses.get(_group(job))
-        best, least = 0, math.inf
-        for member in range(len(MEMBERS)):
-            if everybody.jobs[member] <= 0 or not self._able(member):
-                continue
-            loss = everybody.excess(member)
-            if group is not None:
-                loss = group.excess(member, loss)
-            if loss < least:
-                best, least = member, loss
-        return best
-
-    def _able(self, member: int) -> bool:
-        return MEMBERS[member] != "boosting" or self.boosting.trees is not None
-
-    def _levels(self, member: int, size: int) -> Floats:
-        everybody = self.calibrators.get(MEMBERS[member])
-        if everybody is None:
-            return np.array(LEVELS)
-        return blend(self.calibrators.get(f"{MEMBERS[member]} {size}"), everybody)
-
-    def _levels_of_answers(self) -> Floats:
-        """Whoever is the best of several was lucky too: answers are narrower than the members', so they are calibrated
-        once more."""
-        own = self.calibrators.get(_ANSWERS)
-        return np.array(LEVELS if own is None else own.levels)
+    def _able(self, member: str) -> bool:
+        return member != "boosting" or self.boosting.trees is not None
 
     # ── being told ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -263,65 +228,33 @@ class Combination(Predictor):
     def _expectations(self, jobs: Sequence[Features]) -> list[Expected]:
         if not jobs:
             return []
-        sketches: list[list[bytes]] = [[] for _ in jobs]
-        quantiles: list[list[tuple[float, ...]]] = [[] for _ in jobs]
-        sizes = [gpu_class(job.gpus) for job in jobs]
-        for number, member in enumerate(self.members):
-            if not self._able(number):
-                for i in range(len(jobs)):
-                    sketches[i].append(b"")
-                    quantiles[i].append(())
-                continue
-            raw = member.curves(jobs)
-            sketch = np.log(times(raw, np.broadcast_to(1.0 - _SKETCHED, (len(jobs), len(_SKETCH))))).astype(np.float32)
-            for i, size in enumerate(sizes):
-                told = self._levels(number, size)
-                sketches[i].append(sketch[i].tobytes())
-                # the calibrated quantile at p is the raw one at a(p)
-                quantiles[i].append(tuple(np.interp(told, _SKETCHED, sketch[i]).tolist()))
-        levels = np.minimum(np.maximum.accumulate(self._levels_of_answers()), 1.0)
-        out = []
-        for i, job in enumerate(jobs):
-            best = self._best(job)
-            sketched = np.frombuffer(sketches[i][best], np.float32)
-            raw = np.interp(levels, _NOMINAL, [0.0, *np.maximum.accumulate(self._levels(best, sizes[i])), 1.0])
-            answer = tuple(np.interp(raw, _SKETCHED, sketched).tolist())
-            out.append(Expected(tuple(sketches[i]), tuple(quantiles[i]), best, answer))
-        return out
+        kept = np.zeros((len(jobs), len(MEMBERS) + 1, len(_KEPT_LN)), np.uint16)
+        pool = np.zeros((len(jobs), BINS + 1))
+        for row, (name, weight) in enumerate(self.weights().items()):
+            if self._able(name):
+                curves = getattr(self, name).curves(jobs)
+                pool += weight * curves
+                kept[:, row] = _as_kept(curves)
+        kept[:, -1] = _as_kept(pool)
+        told = times(
+            calibrated(pool, np.array(self.calibration.levels)),
+            np.broadcast_to(1.0 - np.array(LEVELS), (len(jobs), len(LEVELS))),
+        )
+        outer, answers = self.calibration.outer, np.log(told).tolist()
+        return [Expected(kept[i].tobytes(), outer, tuple(answer)) for i, answer in enumerate(answers)]
 
     def _judge(self, job: Finished, expected: Expected) -> None:
         value = math.log(min(max(job.run_s, 1.0), LONGEST_S))
-        size = gpu_class(job.features.gpus)
-        losses: list[float | None] = [None] * len(MEMBERS)
-        self._judge_answer(value, expected, job.censored)
-        for number, (name, sketch, told) in enumerate(zip(MEMBERS, expected.sketches, expected.quantiles, strict=True)):
-            if not sketch:
-                continue
-            u = float(np.interp(value, np.frombuffer(sketch, np.float32), _SKETCHED, left=0.0, right=1.0))
-            for key in (name, f"{name} {size}"):
-                self.calibrators.setdefault(key, Calibrator()).observe(u, job.censored)
-            if not job.censored:
-                losses[number] = pinball(told, value)
+        kept = np.frombuffer(expected.curves, np.uint16).reshape(len(MEMBERS) + 1, -1)
+        self.calibration.observe(float(_below(kept[-1:], value)[0]), job.censored, expected.outer)
         if job.censored:
             return
-        self.loss.add(losses)
-        group = _group(job.features)
-        self.losses.setdefault(group, _no_losses()).add(losses)
-        self.losses.move_to_end(group)
-        if len(self.losses) > GROUPS_MAX:
-            self.losses.popitem(last=False)
-
-    def _judge_answer(self, value: float, expected: Expected, censored: bool) -> None:
-        sketch = np.frombuffer(expected.sketches[expected.chosen], np.float32)
-        levels = np.interp(expected.quantiles[expected.chosen], sketch, _SKETCHED)
-        raw = np.interp(value, sketch, _SKETCHED, left=0.0, right=1.0)
-        u = float(np.interp(raw, [0.0, *levels, 1.0], _NOMINAL))
-        self.calibrators.setdefault(_ANSWERS, Calibrator()).observe(u, censored)
-        if not censored:
-            told = expected.answer
-            middle = told[len(told) // 2]
-            below = 0.5 if value == middle else float(value < middle)
-            self.watched.add(told[0] <= value <= told[-1], below, pinball(told, value))
+        near = _below(kept[:-1], value + _NEAR_LN) - _below(kept[:-1], value - _NEAR_LN)
+        self.shares.add(np.where(kept[:-1, -1] > 0, near + _DENSITY_LEAST, 0.0).tolist())
+        told = expected.answer
+        middle = told[len(told) // 2]
+        below = 0.5 if value == middle else float(value < middle)
+        self.watched.add(told[0] <= value <= told[-1], below, pinball(told, value))
 
     # ── how it is doing ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -345,20 +278,11 @@ class Combination(Predictor):
             reasons=tuple(reasons),
         )
 
-    def recent_coverage(self) -> dict[str, float]:
-        """Member -> share of recent jobs within its calibrated 90 % interval, whether it was chosen or not."""
-        return {name: self.calibrators[name].coverage for name in MEMBERS if name in self.calibrators}
-
-    def recent_loss(self) -> dict[str, float]:
-        """Member -> mean pinball loss (ln s) of recent jobs."""
-        rows = zip(MEMBERS, self.loss.sums, self.loss.jobs, strict=True)
-        return {name: total / jobs for name, total, jobs in rows if jobs > 0}
-
     @property
     def memory_bytes(self) -> int:
         """Roughly, of what grows; bounded by the limits of its parts."""
         parts = sum(member.memory_bytes for member in self.members) + self.steps.memory_bytes
-        return parts + 1_200 * len(self.expected) + 400 * len(self.losses)
+        return parts + 1_300 * len(self.expected)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -369,8 +293,8 @@ class Combination(Predictor):
             neighbours=self.neighbours.state(),
             boosting=self.boosting.state(),
             steps=self.steps.state(),
-            losses={"": self.loss, **self.losses},
-            calibrators={key: calibrator.state() for key, calibrator in self.calibrators.items()},
+            shares=self.shares,
+            calibration=self.calibration.state(),
             expected=self.expected,
             watched=self.watched,
             observed=self.observed,
@@ -388,39 +312,33 @@ class Combination(Predictor):
             raise ValueError("curves of another kind")
         if not all(map(math.isfinite, msgspec.structs.astuple(state.watched))) or state.observed < 0:
             raise ValueError("what was watched is not finite")
-        if "" not in state.losses or any(_odd(losses) for losses in state.losses.values()):
-            raise ValueError("losses are not those of these members")
-        if any(_odd_expected(expected) for expected in state.expected.values()):
+        shares = state.shares
+        if len(shares.of) != len(MEMBERS) or not all(0 < share <= 1 for share in shares.of) or shares.jobs < 0:
+            raise ValueError("shares are not those of these members")
+        if any(_odd(expected) for expected in state.expected.values()):
             raise ValueError("what was expected is not of these members")
-        found.losses = OrderedDict(state.losses)
-        found.loss = found.losses.pop("")
-        found.calibrators = {key: Calibrator.restored(value) for key, value in state.calibrators.items()}
+        found.shares, found.calibration = shares, Calibrator.restored(state.calibration)
         found.expected, found.watched = OrderedDict(state.expected), state.watched
         found.observed = state.observed
         return found
 
 
-def _group(job: Features) -> str:
-    return part(job.tenant) or "-"
+def _as_kept(curves: Floats) -> Floats:
+    return np.rint((1.0 - curves[:, ::_KEPT]) * _SCALE)
 
 
-def _odd(losses: Losses) -> bool:
-    sizes = {len(losses.sums), len(losses.above), len(losses.jobs)}
+def _below(kept: NDArray[np.uint16], value: float) -> Floats:
+    """[row] P(ln T <= value) of kept curves."""
+    place = min(max(value, 0.0), float(_KEPT_LN[-1])) / float(_KEPT_LN[1])
+    edge = min(int(place), len(_KEPT_LN) - 2)
+    low, high = kept[:, edge] / _SCALE, kept[:, edge + 1] / _SCALE
+    return np.asarray(low + (high - low) * (place - edge))
+
+
+def _odd(expected: Expected) -> bool:
     return (
-        sizes != {len(MEMBERS)}
-        or not all(0.0 <= number < math.inf for number in (*losses.sums, *losses.jobs))
-        or not all(map(math.isfinite, losses.above))
-    )
-
-
-def _odd_expected(expected: Expected) -> bool:
-    if len(expected.sketches) != len(MEMBERS) or len(expected.quantiles) != len(MEMBERS):
-        return True
-    if not 0 <= expected.chosen < len(MEMBERS) or not expected.sketches[expected.chosen]:
-        return True
-    if len(expected.answer) != len(LEVELS) or not all(map(math.isfinite, expected.answer)):
-        return True
-    return any(
-        (len(sketch), len(told)) not in ((0, 0), (4 * len(_SKETCH), len(LEVELS))) or not all(map(math.isfinite, told))
-        for sketch, told in zip(expected.sketches, expected.quantiles, strict=True)
+        len(expected.curves) != 2 * (len(MEMBERS) + 1) * len(_KEPT_LN)
+        or not all(0 < level < 1 for level in expected.outer)
+        or len(expected.answer) != len(LEVELS)
+        or not all(map(math.isfinite, expected.answer))
     )

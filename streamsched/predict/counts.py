@@ -122,21 +122,27 @@ class Counts:
         return np.array([get(key, 0) for key in keys], np.int64)
 
     def set_running(self, keys: Sequence[Sequence[str]], ages_s: Sequence[float]) -> None:
-        """Jobs that run now, each under its keys: they count as censored at their ages. Replaces those told before."""
+        """Jobs that run now, each under its keys: they count as censored at their ages. Replaces those told before.
+
+        As of the jobs that ended, the latest count most: each weighs less by 2^(-1/half-life) than the next younger
+        one of its key. Else a hundred that run would outweigh the few that a short half-life leaves of the ended.
+        """
         numbers: dict[int, int] = {}
-        of_row, places = [], []
-        for of_job, age_s in zip(keys, ages_s, strict=True):
-            place = bin_of(age_s)
-            for key in of_job:
+        rows, places, weights = list[int](), list[int](), list[float]()
+        latest: dict[int, float] = {}
+        for place, job in sorted((bin_of(age_s), job) for job, age_s in enumerate(ages_s)):
+            for key in keys[job]:
                 row = self.slots.get(key, 0)
                 if row:
-                    of_row.append(numbers.setdefault(row, len(numbers) + 1))
+                    rows.append(numbers.setdefault(row, len(numbers) + 1))
                     places.append(place)
-        ended = np.zeros((len(numbers) + 1, BINS), np.float32)
-        np.add.at(ended, (np.array(of_row, np.int64), np.array(places, np.int64)), 1.0)
+                    weights.append(latest.get(row, 1.0))
+                    latest[row] = weights[-1] / self._growth
+        ended = np.zeros((len(numbers) + 1, BINS))
+        np.add.at(ended, (np.array(rows, np.int64), np.array(places, np.int64)), weights)
+        self.running = np.cumsum(ended[:, ::-1], axis=1)[:, ::-1].astype(np.float32)
         self.running_row[:] = 0
-        self.running_row[list(numbers)] = list(numbers.values())
-        self.running = np.ascontiguousarray(np.cumsum(ended[:, ::-1], axis=1)[:, ::-1])
+        self.running_row[list(numbers)] = range(1, len(numbers) + 1)
 
     def shrunk(self, rows: Slots, parent: Rows, strength: float) -> Rows:
         """[job, bin] hazards of these rows, drawn towards the parent's as if `strength` jobs had shown those:
@@ -148,11 +154,12 @@ class Counts:
         """
         unit = self.unit[rows, None]
         prior = strength * unit
-        at_risk = self.at_risk[rows] + prior
+        at_risk = np.take(self.at_risk, rows, axis=0)
+        at_risk += prior
         if len(self.running) > 1:
             at_risk += self.running[self.running_row[rows]] * unit
         prior = prior * parent
-        prior += self.ended[rows]
+        prior += np.take(self.ended, rows, axis=0)
         prior /= at_risk
         np.minimum(prior, 1.0, out=prior)  # sums of many small numbers need not agree to the last bit
         return prior

@@ -24,6 +24,7 @@ EDGES_LN: Final = np.arange(BINS + 1) * (math.log(2.0) / PER_OCTAVE)
 EDGES_S: Final = np.exp(EDGES_LN)
 LONGEST_S: Final = float(EDGES_S[-1])
 _WIDTH_LN: Final = float(EDGES_LN[1])
+_GRID: Final = EDGES_LN.astype(np.float32)
 _LEAST: Final = 1e-9
 """Below this a curve says nothing about what is left."""
 _PRIOR_MEDIAN_S: Final = 1800.0
@@ -153,22 +154,18 @@ def from_quantiles(times_s: Floats, levels: tuple[float, ...]) -> Floats:
     """[job, edge] curves through [job, level] quantiles, linear in log time; beyond the outer ones the probability
     falls by half with each further distance between the outer two."""
     known = np.log(np.maximum.accumulate(np.maximum(times_s, 1.0), axis=1))
-    known = known + np.arange(len(levels)) * 1e-3  # equal quantiles are a step, not a fault
-    alive = np.empty((len(times_s), BINS + 1))
+    known = (known + np.arange(len(levels)) * 1e-3).astype(np.float32)  # equal quantiles are a step, not a fault
     below, above = known[:, :1], known[:, -1:]
-    low_step = np.maximum(known[:, 1:2] - below, 0.15)
-    high_step = np.maximum(above - known[:, -2:-1], 0.15)
-    grid = EDGES_LN[None, :]
-    left = levels[0] * np.exp2(np.minimum(grid - below, 0.0) * (2.0 / low_step))
-    right = (1.0 - levels[-1]) * np.exp2(-np.maximum(grid - above, 0.0) * (2.0 / high_step))
-    alive = np.where(grid < below, 1.0 - left, right)
+    fall = np.float32(2.0 * math.log(2.0))
+    low_step = np.maximum(known[:, 1:2] - below, np.float32(0.15))
+    high_step = np.maximum(above - known[:, -2:-1], np.float32(0.15))
+    alive = 1.0 - np.float32(levels[0]) * np.exp(np.minimum(_GRID - below, 0.0) * (fall / low_step))
     for n in range(len(levels) - 1):
         a, b = known[:, n : n + 1], known[:, n + 1 : n + 2]
-        inside = (grid >= a) & (grid < b)
-        part = (grid - a) / (b - a)
-        alive = np.where(inside, 1.0 - levels[n] - part * (levels[n + 1] - levels[n]), alive)
+        alive -= np.float32(levels[n + 1] - levels[n]) * np.clip((_GRID - a) / (b - a), 0.0, 1.0)
+    alive *= np.exp(-np.maximum(_GRID - above, 0.0) * (fall / high_step))
     alive[:, 0], alive[:, -1] = 1.0, 0.0
-    return np.asarray(alive)
+    return np.asarray(np.maximum(alive, 0.0), np.float64)
 
 
 def gittins_s(curves: Floats, ages_s: Floats) -> Floats:

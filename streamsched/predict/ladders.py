@@ -13,6 +13,7 @@ How far a group's jobs count against its parent's is `strength` (`Counts.shrunk`
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -40,26 +41,37 @@ class LadderState(Struct, frozen=True, array_like=True):
 
 def survival_keys(job: Features) -> tuple[str, ...]:
     """From wide to narrow."""
-    size, tenant = str(gpu_class(job.gpus)), part(job.tenant)
+    return _survival_keys(gpu_class(job.gpus), part(job.tenant), part(job.queue))
+
+
+def history_keys(job: Features) -> tuple[str, ...]:
+    """From wide to narrow."""
+    return _history_keys(part(job.tenant), part(job.owner), stem(job.name), job.gpus)
+
+
+# Jobs that wait or run are asked about again and again: most of the time went into making these texts.
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _survival_keys(size: int, tenant: str, queue: str) -> tuple[str, ...]:
     return (
         "all",
         f"g{SEPARATOR}{size}",
         f"t{SEPARATOR}{tenant}",
         f"tg{SEPARATOR}{tenant}{SEPARATOR}{size}",
-        f"tgq{SEPARATOR}{tenant}{SEPARATOR}{size}{SEPARATOR}{part(job.queue)}",
+        f"tgq{SEPARATOR}{tenant}{SEPARATOR}{size}{SEPARATOR}{queue}",
     )
 
 
-def history_keys(job: Features) -> tuple[str, ...]:
-    """From wide to narrow."""
-    owner, name = part(job.owner), stem(job.name)
+@functools.lru_cache(maxsize=1 << 14)
+def _history_keys(tenant: str, owner: str, name: str, gpus: int) -> tuple[str, ...]:
     return (
         "all",
-        f"t{SEPARATOR}{part(job.tenant)}",
+        f"t{SEPARATOR}{tenant}",
         f"u{SEPARATOR}{owner}",
-        f"ug{SEPARATOR}{owner}{SEPARATOR}{job.gpus:.6g}",
+        f"ug{SEPARATOR}{owner}{SEPARATOR}{gpus:.6g}",
         f"un{SEPARATOR}{owner}{SEPARATOR}{name}",
-        f"ung{SEPARATOR}{owner}{SEPARATOR}{name}{SEPARATOR}{job.gpus:.6g}",
+        f"ung{SEPARATOR}{owner}{SEPARATOR}{name}{SEPARATOR}{gpus:.6g}",
     )
 
 
@@ -90,12 +102,9 @@ class Ladder(Predictor):
     def curves(self, jobs: Sequence[Features]) -> Floats:
         if not jobs:
             return np.empty((0, BINS + 1))
-        keys = [self._keys(job) for job in jobs]
-        distinct: dict[str, int] = {}  # the narrowest key implies the others
-        of_job = [distinct.setdefault(SEPARATOR.join(ladder), len(distinct)) for ladder in keys]
-        first = dict(zip(reversed(of_job), reversed(keys), strict=True))
-        ladders = [first[number] for number in range(len(distinct))]
-        return survival_of(self._hazards(ladders))[of_job]
+        distinct: dict[tuple[str, ...], int] = {}
+        of_job = [distinct.setdefault(self._keys(job), len(distinct)) for job in jobs]
+        return survival_of(self._hazards(list(distinct)))[of_job]
 
     def _hazards(self, ladders: Sequence[tuple[str, ...]]) -> Rows:
         hazards = np.broadcast_to(PRIOR_HAZARDS.astype(np.float32), (len(ladders), len(PRIOR_HAZARDS)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ _FORGET: Final = 0.3
 """Weight of the newest in the running mean."""
 _UNKNOWN: Final = -5.0
 """Stands for a mean or a last run time that there is none of; ln(1 s) is 0."""
+_NEVER: Final = (_UNKNOWN, 0.0, _UNKNOWN, 0.0)
+"""(mean, mean square deviation, last, count) of a key without jobs."""
 _WEEK_S: Final = 7 * 86_400.0
 ITERATIONS: Final = ("iterations", "steps", "epochs")
 """Labels that say how much work a job is."""
@@ -62,25 +66,22 @@ class Recent:
 
     def row(self, job: Features) -> list[float]:
         """`FEATURES` of a job, from what was observed so far."""
-        when_s = job.submitted_at % _WEEK_S if math.isfinite(job.submitted_at) else 0.0  # day 0 is a Thursday
-        out = [
-            math.log2(min(max(1, job.gpus), 1e6)),
-            (when_s / 3600.0) % 24.0,
-            float(when_s // 86_400.0),
-            _iterations(job),
-        ]
-        for key in _keys(job):
-            found = self._of.get(key)
-            if found is None:
-                out += (_UNKNOWN, _UNKNOWN, _UNKNOWN, 0.0)
-            else:
-                mean, square, last, count = found
-                out += (mean, last, math.sqrt(square), math.log1p(count))
-        return out
+        return [float(value) for value in self.rows([job])[0]]
 
     def rows(self, jobs: Sequence[Features]) -> Floats:
         """[job, feature]."""
-        return np.array([self.row(job) for job in jobs], np.float64).reshape(len(jobs), len(FEATURES))
+        keys = itertools.chain.from_iterable(map(_keys, jobs))
+        found = itertools.chain.from_iterable(self._of.get(key, _NEVER) for key in keys)
+        mean, square, last, count = np.moveaxis(np.fromiter(found, np.float64).reshape(len(jobs), -1, 4), 2, 0)
+        gpus = np.array([min(max(1, job.gpus), 10**6) for job in jobs], np.float64)
+        submitted = np.array([job.submitted_at if math.isfinite(job.submitted_at) else 0.0 for job in jobs])
+        when_s = submitted % _WEEK_S  # day 0 is a Thursday
+        out = np.empty((len(jobs), len(FEATURES)))
+        out[:, 0], out[:, 1], out[:, 2] = np.log2(gpus), (when_s / 3600.0) % 24.0, when_s // 86_400.0
+        out[:, 3] = [_iterations(job) for job in jobs]
+        out[:, 4::4], out[:, 5::4], out[:, 7::4] = mean, last, np.log1p(count)
+        out[:, 6::4] = np.where(count > 0, np.sqrt(square), _UNKNOWN)
+        return out
 
     @property
     def memory_bytes(self) -> int:
@@ -105,13 +106,17 @@ class Recent:
 
 def _keys(job: Features) -> tuple[str, ...]:
     """As in `FEATURES`."""
-    owner, name, size = part(job.owner), stem(job.name), gpu_class(job.gpus)
+    return _keys_of(part(job.owner), part(job.tenant), stem(job.name), gpu_class(job.gpus))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _keys_of(owner: str, tenant: str, name: str, size: int) -> tuple[str, ...]:
     return (
         f"ns\x1f{owner}\x1f{name}\x1f{size}",
         f"n\x1f{owner}\x1f{name}",
         f"o\x1f{owner}",
         f"os\x1f{owner}\x1f{size}",
-        f"ts\x1f{part(job.tenant)}\x1f{size}",
+        f"ts\x1f{tenant}\x1f{size}",
         "all",
     )
 

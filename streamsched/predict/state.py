@@ -18,7 +18,7 @@ from streamsched.errors import UserError
 from .combination import Combination, CombinationState
 
 _MAGIC: Final = b"ssprdct\0"
-FORMAT: Final = 1
+FORMAT: Final = 2
 _HEAD: Final = len(_MAGIC) + 5
 
 

@@ -1,4 +1,4 @@
-"""The best of several, calibrated; cold starts, drift, progress, state."""
+"""Several pooled, calibrated; cold starts, drift, progress, state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from predict_jobs import features, finished
 
 from streamsched.predict import Combination, Ending, Track, history
 from streamsched.predict import state as states
+from streamsched.predict.calibration import calibrated
+from streamsched.predict.combination import MEMBERS, Shares
 from streamsched.predict.counts import Counts
+from streamsched.predict.curves import bin_of
 from streamsched.predict.jobs import Features, stem
 from streamsched.predict.neighbours import Neighbours
 from streamsched.predict.progress import Reading
@@ -49,21 +52,43 @@ def test_history_tells_families_apart_and_its_intervals_get_narrow() -> None:
     assert long.interval_s[1] / long.interval_s[0] < 30
 
 
-def test_the_member_with_the_least_loss_answers() -> None:
-    """Survival curves know neither user nor name: here they have the larger loss."""
-    predictor = taught()
-    loss = predictor.recent_loss()
-    assert loss["history"] < loss["survival"]
-    assert predictor.chosen(features("eval-model-x", user="u")) in ("history", "neighbours")
+def test_the_members_that_see_what_happens_coming_count_most() -> None:
+    """Survival curves know neither user nor name: here they say little."""
+    weights = taught().weights()
+    assert weights["history"] + weights["neighbours"] > 0.9
+    assert math.fsum(weights.values()) == pytest.approx(1.0)
 
 
-def test_a_member_that_was_not_there_for_the_hard_jobs_is_not_the_better_for_it() -> None:
-    losses = Combination().loss
-    for _ in range(100):
-        losses.add([3.0, 2.0, 4.0, None])
-    for _ in range(50):
-        losses.add([0.3, 0.2, 0.4, 0.31])
-    assert losses.excess(1) < 0 < losses.excess(3)
+def test_an_answer_is_the_weighted_mean_of_the_members_curves() -> None:
+    predictor, asked = taught(20), [features("eval-model-x", user="u"), features("other", user="v")]
+    weights = predictor.weights()
+    assert weights["boosting"] == 0.0
+    assert min(weights[name] for name in ("survival", "history", "neighbours")) > 0.02
+    mean = sum(weights[name] * getattr(predictor, name).curves(asked) for name in MEMBERS)
+    assert predictor.curves(asked) == pytest.approx(calibrated(mean, np.array(predictor.calibration.levels)))
+
+
+def test_shares_go_to_whoever_was_right_and_come_back() -> None:
+    shares = Shares([0.25] * 4)
+    for _ in range(2_000):
+        shares.add([0.3, 0.1, 0.1, 0.0])
+    assert shares.of[0] > 0.9
+    assert min(shares.of) > 0.005  # nobody is lost for good
+    for _ in range(5_000):
+        shares.add([0.1, 0.1, 0.1, 0.3])
+    assert shares.of[3] > 0.9
+    assert math.fsum(shares.of) == pytest.approx(1.0)
+
+
+def test_shares_are_those_of_the_mixture_that_jobs_come_from() -> None:
+    """Two members with two points each; 70 % of the jobs come from the first."""
+    shares, draw = Shares([0.5, 0.5]), np.random.default_rng(3)
+    means = []
+    for _ in range(6_000):
+        place = draw.choice(3, p=(0.7 * 0.5, 0.7 * 0.5 + 0.3 * 0.5, 0.3 * 0.5))
+        shares.add([(0.5, 0.5, 0.0)[place], (0.0, 0.5, 0.5)[place]])
+        means.append(shares.of[0])
+    assert np.mean(means[1_000:]) == pytest.approx(0.7, abs=0.03)
 
 
 def test_age_and_progress_change_what_is_left() -> None:
@@ -169,6 +194,18 @@ def test_old_jobs_count_half_after_the_half_life() -> None:
     assert float(counts.weight(counts.rows(["a"]))[0]) == pytest.approx(1 / (1 - 2**-0.25), rel=1e-3)
 
 
+def test_of_the_jobs_that_run_the_latest_count_most() -> None:
+    """A hundred that run weigh no more than the jobs that a half-life leaves of a hundred that ended."""
+    counts = Counts(half_life=4.0, keys_max=3)
+    counts.add(["a"], 10.0, False)
+    counts.set_running([["a"]] * 100, [float(10 * age) for age in range(100)])
+    running = counts.running[counts.running_row[counts.rows(["a"])]][0]
+    assert float(running[0]) == pytest.approx(1 / (1 - 2**-0.25), rel=1e-3)
+    assert running[bin_of(100.0)] < 0.25 * running[0]
+    counts.set_running([], [])
+    assert not counts.running_row.any()
+
+
 def test_jobs_announced_and_never_seen_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamsched.predict.combination.PENDING_MAX", 10)
     predictor = Combination()
@@ -199,16 +236,21 @@ def test_damaged_states_make_a_cold_start_and_a_line() -> None:
         lambda s: s["survival"].__setitem__(1, math.nan),
         lambda s: s["history"][2].__setitem__(0, -1.0),
         lambda s: s["history"][2].__setitem__(5, b""),
-        lambda s: s["losses"].pop(""),
-        lambda s: s["losses"][""]["jobs"].pop(),
-        lambda s: s["calibrators"]["history"].__setitem__(1, math.inf),
+        lambda s: s["shares"]["of"].pop(),
+        lambda s: s["shares"]["of"].__setitem__(0, math.nan),
+        lambda s: s["calibration"][0].__setitem__(1, math.inf),
+        lambda s: s["expected"]["later"].__setitem__(0, b"short"),
+        lambda s: s["expected"]["later"][1].__setitem__(0, 1.5),
+        lambda s: s["expected"]["later"][2].pop(),
         lambda s: s["watched"].__setitem__("loss", math.nan),
         lambda s: s["boosting"]["recent"][2][0].__setitem__(1, -1.0),
         lambda s: s["steps"].__setitem__(0, "survival"),
     ],
 )
 def test_a_state_that_does_not_hold_together_is_refused(change: Any) -> None:
-    plain = msgspec.msgpack.decode(to_bytes(taught(20))[states._HEAD :])
+    predictor = taught(20)
+    predictor.expect([features(job_id="later")])
+    plain = msgspec.msgpack.decode(to_bytes(predictor)[states._HEAD :])
     change(plain)
     body = msgspec.msgpack.encode(plain)
     data = states._MAGIC + bytes([states.FORMAT]) + states.zlib.crc32(body).to_bytes(4, "big") + body
