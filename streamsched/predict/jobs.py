@@ -27,7 +27,7 @@ NAME_LABELS: Final = ("name", "job_name", "family")
 SCRIPT_LABELS: Final = ("script", "command")
 _DIGITS: Final = re.compile(r"\d+")
 _SPLIT: Final = re.compile(r"[^a-z]+")
-_TEXT_MAX: Final = 1024
+TEXT_MAX: Final = 1024
 """Characters of one text that are looked at."""
 _WORD_MAX: Final = 32
 _PART_MAX: Final = 64
@@ -146,12 +146,12 @@ def part(text: str) -> str:
 def stem(name: str) -> str:
     """A name without what changes from run to run, as part of a key: `Train_ResNet50-lr3e-4_run17` and
     `train_resnet50-lr1e-3_run18` are the same."""
-    return _stem(name[:_TEXT_MAX])
+    return _stem(name[:TEXT_MAX])
 
 
 def tokens(text: str) -> tuple[str, ...]:
     """Words of a name or script in order, lower case, digits and single letters left out."""
-    return _tokens(text[:_TEXT_MAX])
+    return _tokens(text[:TEXT_MAX])
 
 
 @functools.lru_cache(maxsize=1 << 12)

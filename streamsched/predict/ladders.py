@@ -24,7 +24,7 @@ from msgspec import Struct
 from .counts import Counts, CountsState, Rows
 from .curves import BINS, PRIOR_HAZARDS
 from .curves import survival as survival_of
-from .jobs import Features, Finished, Floats, gpu_class, part, stem, usable
+from .jobs import TEXT_MAX, Features, Finished, Floats, gpu_class, part, stem, usable
 from .predictor import Predictor
 
 SEPARATOR: Final = "\x1f"
@@ -41,19 +41,20 @@ class LadderState(Struct, frozen=True, array_like=True):
 
 def survival_keys(job: Features) -> tuple[str, ...]:
     """From wide to narrow."""
-    return _survival_keys(gpu_class(job.gpus), part(job.tenant), part(job.queue))
+    return _survival_keys(job.gpus, part(job.tenant), part(job.queue))
 
 
 def history_keys(job: Features) -> tuple[str, ...]:
     """From wide to narrow."""
-    return _history_keys(part(job.tenant), part(job.owner), stem(job.name), job.gpus)
+    return _history_keys(part(job.tenant), part(job.owner), job.name[:TEXT_MAX], job.gpus)
 
 
 # Jobs that wait or run are asked about again and again: most of the time went into making these texts.
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _survival_keys(size: int, tenant: str, queue: str) -> tuple[str, ...]:
+def _survival_keys(gpus: int, tenant: str, queue: str) -> tuple[str, ...]:
+    size = gpu_class(gpus)
     return (
         "all",
         f"g{SEPARATOR}{size}",
@@ -64,7 +65,8 @@ def _survival_keys(size: int, tenant: str, queue: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _history_keys(tenant: str, owner: str, name: str, gpus: int) -> tuple[str, ...]:
+def _history_keys(tenant: str, owner: str, told: str, gpus: int) -> tuple[str, ...]:
+    name = stem(told)
     return (
         "all",
         f"t{SEPARATOR}{tenant}",

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from .counts import Counts, CountsState, Rows
 from .curves import BINS, PRIOR_HAZARDS
 from .curves import survival as survival_of
-from .jobs import NAME_LABELS, SCRIPT_LABELS, Features, Finished, Floats, gpu_class, part, tokens, usable
+from .jobs import NAME_LABELS, SCRIPT_LABELS, TEXT_MAX, Features, Finished, Floats, gpu_class, part, tokens, usable
 from .predictor import Predictor
 
 WIDTH: Final = 64
@@ -33,7 +33,6 @@ _POWER: Final = 12.0
 """Weight of a neighbour = likeness to this power: 0.9 counts as 0.28."""
 _TOKENS_MAX: Final = 64
 _LABELS_MAX: Final = 16
-_TEXT_MAX: Final = 1_024
 _ALL: Final = "all"
 
 
@@ -45,22 +44,26 @@ class NeighboursState(Struct, frozen=True, array_like=True):
 def bag(job: Features) -> str:
     """The job's tokens, sorted and joined by spaces; each with its weight's class before it. Digits do not count, but
     for the GPU class."""
-    labels = tuple(
-        (part(key), value[:_TEXT_MAX])
+    labels = _labels(job) if job.labels else ()
+    return _bag(job.name[:TEXT_MAX], labels, part(job.owner), part(job.tenant), part(job.queue), job.gpus)
+
+
+def _labels(job: Features) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (part(key), value[:TEXT_MAX])
         for key, value in itertools.islice(job.labels.items(), _LABELS_MAX)
         if key not in NAME_LABELS and key != "user"
     )
-    return _bag(job.name[:_TEXT_MAX], labels, part(job.owner), part(job.tenant), part(job.queue), gpu_class(job.gpus))
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _bag(name: str, labels: tuple[tuple[str, str], ...], owner: str, tenant: str, queue: str, size: int) -> str:
+def _bag(name: str, labels: tuple[tuple[str, str], ...], owner: str, tenant: str, queue: str, gpus: int) -> str:
     words = {f"n:{word}" for word in tokens(name)}
     for key, value in labels:
         words.update(f"{'s' if key in SCRIPT_LABELS else 'l'}:{key}:{word}" for word in tokens(value))
     listed = sorted(words)[:_TOKENS_MAX]
     owner, tenant, queue = ("_".join(text.split()) for text in (owner, tenant, queue))
-    return " ".join([*listed, f"u:{owner}", f"t:{tenant}", f"q:{queue}", f"g:{size}"])
+    return " ".join([*listed, f"u:{owner}", f"t:{tenant}", f"q:{queue}", f"g:{gpu_class(gpus)}"])
 
 
 _WEIGHTS: Final = {"n": 1.0, "s": 0.5, "l": 0.5, "u": 1.0, "t": 0.5, "q": 0.3, "g": 0.7}

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from .curves import LONGEST_S
-from .jobs import Features, Finished, Floats, gpu_class, part, stem, usable
+from .jobs import TEXT_MAX, Features, Finished, Floats, gpu_class, part, stem, usable
 
 _FORGET: Final = 0.3
 """Weight of the newest in the running mean."""
@@ -71,7 +71,7 @@ class Recent:
     def rows(self, jobs: Sequence[Features]) -> Floats:
         """[job, feature]."""
         keys = itertools.chain.from_iterable(map(_keys, jobs))
-        found = itertools.chain.from_iterable(self._of.get(key, _NEVER) for key in keys)
+        found = itertools.chain.from_iterable(map(self._of.get, keys, itertools.repeat(_NEVER)))
         mean, square, last, count = np.moveaxis(np.fromiter(found, np.float64).reshape(len(jobs), -1, 4), 2, 0)
         gpus = np.array([min(max(1, job.gpus), 10**6) for job in jobs], np.float64)
         submitted = np.array([job.submitted_at if math.isfinite(job.submitted_at) else 0.0 for job in jobs])
@@ -106,11 +106,12 @@ class Recent:
 
 def _keys(job: Features) -> tuple[str, ...]:
     """As in `FEATURES`."""
-    return _keys_of(part(job.owner), part(job.tenant), stem(job.name), gpu_class(job.gpus))
+    return _keys_of(part(job.owner), part(job.tenant), job.name[:TEXT_MAX], job.gpus)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _keys_of(owner: str, tenant: str, name: str, size: int) -> tuple[str, ...]:
+def _keys_of(owner: str, tenant: str, told: str, gpus: int) -> tuple[str, ...]:
+    name, size = stem(told), gpu_class(gpus)
     return (
         f"ns\x1f{owner}\x1f{name}\x1f{size}",
         f"n\x1f{owner}\x1f{name}",
