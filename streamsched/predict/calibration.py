@@ -31,7 +31,7 @@ from .jobs import Floats
 
 NOMINAL: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _STEP: Final = 0.001
-_STEP_OUTER: Final = 0.0003
+_STEP_OUTER: Final = 0.0002
 """Jobs come in batches of alike ones: a larger step would follow the last batch and be wrong of the next."""
 _STEP_FIRST: Final = 0.003
 """Of the first jobs; then it falls as 2 / jobs."""
