@@ -140,12 +140,15 @@ class Workload:
 
     def with_true_estimates(self) -> Workload:
         """Estimates that are the run times: whatever orders or backfills by them is an oracle."""
-        return Workload(self.submit_s, self.duration_s, self.gpus, self.duration_s)
+        return self.with_estimates(self.duration_s)
+
+    def with_estimates(self, estimate_s: Floats) -> Workload:
+        return Workload(self.submit_s, self.duration_s, self.gpus, estimate_s)
 
     def with_noisy_estimates(self, sigma: float, seed: int) -> Workload:
         """Run times times exp(sigma * N(0, 1)), drawn for each job."""
         factor = np.exp(sigma * np.random.default_rng(seed).standard_normal(len(self)))
-        return Workload(self.submit_s, self.duration_s, self.gpus, self.duration_s * factor)
+        return self.with_estimates(self.duration_s * factor)
 
 
 class Stretches(NamedTuple):
