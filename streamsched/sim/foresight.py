@@ -44,6 +44,9 @@ LEVELS_S: Final = grid.EDGES_S[30 : 22 * grid.PER_OCTAVE + 1 : 3]
 
 _COSTS: Final = Preemption()
 
+Reading = Callable[[Floats, Ints], Floats]
+"""([kind, edge] curves, [kind] GPUs) -> [kind, n]"""
+
 
 @dataclass(frozen=True, eq=False)
 class Foreseen:
@@ -64,8 +67,7 @@ class Foreseen:
 class Policy:
     """A policy that looks at predictions."""
 
-    read: Callable[[Floats, Ints], Floats]
-    """([kind, edge] curves, [kind] GPUs) -> [kind, n]"""
+    read: Reading
     run: Callable[[Workload, Foreseen], Outcome]
     """Has to be causal: what happens up to a moment follows from the jobs submitted by then."""
 
@@ -187,7 +189,7 @@ def _had_by(outcome: Outcome, now: float) -> Floats:
 class _Kinds:
     """Jobs of equal curves and GPUs, and what the policy read of each."""
 
-    def __init__(self, read: Callable[[Floats, Ints], Floats]) -> None:
+    def __init__(self, read: Reading) -> None:
         self._read = read
         self._told: list[Floats] = []
         self._kind: list[Ints] = []
@@ -237,6 +239,12 @@ def median_left(curves: Floats, gpus: Ints) -> Floats:
     return _at_levels(curves, lambda curves, ages: grid.remaining(curves, ages, (0.5,))[0][:, 0])
 
 
+def coarse(read: Reading, octaves: float = 2.0) -> Reading:
+    """Ranks in steps of so many octaves: for less than that nobody is stopped, and of equal ones the first to come goes
+    first."""
+    return lambda curves, gpus: np.floor(np.log2(np.maximum(read(curves, gpus), 1.0)) / octaves)
+
+
 def _at_levels(curves: Floats, of: Callable[[Floats, Floats], Floats]) -> Floats:
     ages = np.concatenate([[0.0], LEVELS_S])
     return np.stack([of(curves, np.full(len(curves), age)) for age in ages], axis=1)
@@ -249,13 +257,13 @@ def by_estimate(
     nodes: Sequence[int],
     rule: Rule,
     backfill: Backfill = Backfill.SKIP,
-    read: Callable[[Floats, Ints], Floats] = median_s,
+    read: Reading = median_s,
 ) -> Policy:
     """A rule, or backfilling, that goes by what was predicted at submission."""
     return Policy(read, lambda jobs, told: simulate(jobs.with_estimates(told.first), nodes, rule, backfill))
 
 
-def by_service(nodes: Sequence[int], read: Callable[[Floats, Ints], Floats], preemption: Preemption = _COSTS) -> Policy:
+def by_service(nodes: Sequence[int], read: Reading, preemption: Preemption = _COSTS) -> Policy:
     """Preemptive, by what is read at the service that each job has had (`gittins_per_gpu`, `median_left`, ...)."""
 
     def run(jobs: Workload, told: Foreseen) -> Outcome:
@@ -266,7 +274,7 @@ def by_service(nodes: Sequence[int], read: Callable[[Floats, Ints], Floats], pre
 
 def by_virtual_machine(
     nodes: Sequence[int],
-    read: Callable[[Floats, Ints], Floats] = median_s,
+    read: Reading = median_s,
     preemption: Preemption | None = None,
     released: bool = False,
 ) -> Policy:
