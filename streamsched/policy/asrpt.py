@@ -25,7 +25,8 @@ from typing import Final
 import numpy as np
 
 from streamsched.core.cluster import ClusterState
-from streamsched.core.model import WHOLE_GPU, Job
+from streamsched.core.model import Job
+from streamsched.core.run_times import gpus_of
 
 from .rules import UNKNOWN_RUN_S
 
@@ -135,21 +136,19 @@ class AdaptiveSrpt:
         largest = max((node.spec.gpus for node in state.inventory), default=0)
         name, value = HEAVY_LABEL
         heavy = job.spec.labels.get(name) == value or job.spec.total_gpus > largest
-        return heavy and job.waited_s + now - job.queued_at < PATIENCE * _run_s(job)
+        return heavy and job.waited_s + now - job.queued_at < PATIENCE * _run_s([job], state)[0]
 
     def _told(self, jobs: Sequence[Job], state: ClusterState, now: float) -> VirtualMachine:
         """The machine after all of these and, at first, all that the state knows."""
-        machine, known = self._machine, jobs
-        if machine is None:
-            machine, known = VirtualMachine(1.0), list(state.jobs.values())
-            self._machine = machine
-        fresh = sorted((job for job in (*known, *jobs) if job.seq not in self._seen), key=lambda job: job.seq)
+        if self._machine is None:
+            self._machine, jobs = VirtualMachine(1.0), list(state.jobs.values())
+        machine = self._machine
+        fresh = sorted((job for job in jobs if job.seq not in self._seen), key=lambda job: job.seq)
         machine.speed = float(max(1, sum(node.spec.gpus for node in state.inventory)))
-        for job in fresh:
-            if job.seq not in self._seen:
-                self._seen.add(job.seq)
-                at = max(machine.now, min(now, job.spec.submitted_at))
-                self._completed.update(machine.add(job.seq, _run_s(job) * job.spec.total_gpu_milli / WHOLE_GPU, at))
+        for job, run_s in zip(fresh, _run_s(fresh, state), strict=True):
+            at = max(machine.now, min(now, job.spec.submitted_at))
+            self._completed.update(machine.add(job.seq, run_s * gpus_of(job), at))
+            self._seen.add(job.seq)
         if len(self._completed) > 2 * len(state.jobs) + _FORGET_FROM:
             self._forget({job.seq for job in state.jobs.values()})
         return machine
@@ -161,5 +160,5 @@ class AdaptiveSrpt:
         self._seen = {*self._completed, *self._machine.left()}
 
 
-def _run_s(job: Job) -> float:
-    return UNKNOWN_RUN_S if job.spec.estimate_s is None else job.spec.estimate_s
+def _run_s(jobs: Sequence[Job], state: ClusterState) -> list[float]:
+    return [UNKNOWN_RUN_S if told is None else told for told in state.run_times.whole_s(jobs)]
