@@ -38,7 +38,7 @@ from streamsched.sim.fast import (
     simulate_index,
     simulate_srtf,
 )
-from streamsched.sim.foresight import Foreseen, Policy, coarse, foresee, workload_of
+from streamsched.sim.foresight import Foreseen, Policy, coarse, foresee, in_steps, workload_of
 
 from .simulator import SLICES
 
@@ -106,6 +106,7 @@ def cases(given: Slice) -> Iterator[Case]:
 
 def _blind(jobs: Workload, given: Slice) -> Iterator[Case]:
     nodes, index = given.nodes, gittins_index(jobs, given)
+    steps = replace(index, table=in_steps(index.table))
     yield "fcfs, skip", "nothing", lambda: simulate(jobs, nodes)
     yield "smallest, skip", "nothing", lambda: simulate(jobs, nodes, Rule.SMALLEST)
     yield "las", "nothing", lambda: simulate_index(jobs, nodes, las_index(), FREE)
@@ -113,6 +114,7 @@ def _blind(jobs: Workload, given: Slice) -> Iterator[Case]:
     yield "las, bound, moves", "nothing", lambda: simulate_index(jobs, nodes, las_index(), MOVED)
     yield "las, bound, moves, least loss", "nothing", lambda: simulate_index(jobs, nodes, las_index(), SPARING)
     yield "gittins by class, bound, moves", "before", lambda: simulate_index(jobs, nodes, index, MOVED)
+    yield "gittins by class in steps, ..., least loss", "before", lambda: simulate_index(jobs, nodes, steps, SPARING)
 
 
 def _predicting(given: Slice) -> Iterator[Case]:

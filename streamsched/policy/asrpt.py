@@ -19,7 +19,7 @@ completion, whatever comes in between (`completions`), though these themselves d
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -83,6 +83,11 @@ class VirtualMachine:
         self._open.clear()
         return completed
 
+    def keep(self, jobs: Collection[int]) -> None:
+        """All others are dropped."""
+        self._open = [(work, job) for work, job in self._open if job in jobs]
+        heapq.heapify(self._open)
+
     def left(self) -> dict[int, float]:
         """Work left of each job that is not completed."""
         return {job: work for work, job in self._open}
@@ -105,7 +110,9 @@ class AdaptiveSrpt:
 
     The virtual machine is this object's memory: it goes on with each job that is seen for the first time. A new owner
     of the pool builds it anew from the jobs that the state has, so that it may take another order for those that
-    forgotten jobs once delayed. Its speed is that of the GPUs there are when a job comes.
+    forgotten jobs once delayed. Its speed is that of the GPUs there are when a job comes. Run times are those believed
+    at the submission (`RunTimes.whole_s`). A job that ends sooner, or is cancelled, stays in the virtual machine until
+    the state forgets it.
     """
 
     name = "asrpt"
@@ -149,15 +156,11 @@ class AdaptiveSrpt:
             at = max(machine.now, min(now, job.spec.submitted_at))
             self._completed.update(machine.add(job.seq, run_s * gpus_of(job), at))
             self._seen.add(job.seq)
-        if len(self._completed) > 2 * len(state.jobs) + _FORGET_FROM:
-            self._forget({job.seq for job in state.jobs.values()})
+        if len(self._seen) > 2 * len(state.jobs) + _FORGET_FROM:
+            self._seen &= {job.seq for job in state.jobs.values()}
+            self._completed = {seq: at for seq, at in self._completed.items() if seq in self._seen}
+            machine.keep(self._seen)
         return machine
-
-    def _forget(self, known: set[int]) -> None:
-        """Completed ones that the state has forgotten."""
-        self._completed = {seq: at for seq, at in self._completed.items() if seq in known}
-        assert self._machine is not None
-        self._seen = {*self._completed, *self._machine.left()}
 
 
 def _run_s(jobs: Sequence[Job], state: ClusterState) -> list[float]:

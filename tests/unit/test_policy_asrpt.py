@@ -11,7 +11,7 @@ from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.model import JobSpec, NodeSpec
-from streamsched.policy import by_name
+from streamsched.policy import asrpt, by_name
 from streamsched.policy.asrpt import PATIENCE, AdaptiveSrpt, VirtualMachine, completions
 
 
@@ -96,6 +96,21 @@ def test_a_new_owner_comes_to_the_same_order() -> None:
         arrive(state, f"j{number}", 20.0 * number, estimate_s)
         order(rule, state, 20.0 * number)
     assert order(AdaptiveSrpt(), state, 100.0) == order(rule, state, 100.0)
+
+
+def test_what_the_state_forgets_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gone` (10 s of the machine) is cancelled and forgotten, `long` has had 20 s by the time `late` comes: with
+    `gone` in the machine until 10 it would have 40 s left, without it 30 s."""
+    monkeypatch.setattr(asrpt, "_FORGET_FROM", -4)
+    rule = AdaptiveSrpt()
+    state = cluster(rule)
+    arrive(state, "gone", 0.0, 20.0)
+    arrive(state, "long", 0.0, 100.0)
+    order(rule, state, 0.0)
+    del state.jobs["gone"]
+    order(rule, state, 0.0)
+    arrive(state, "late", 20.0, 65.0)
+    assert order(rule, state, 20.0) == ["long", "late"]
 
 
 @pytest.mark.parametrize(
