@@ -229,6 +229,7 @@ class Order:
     checkpoint_s: float = 1.0
     bound_s: float = math.inf
     move_after_s: float = math.inf
+    least_loss: bool = False
 
 
 class SharedCluster:
@@ -241,11 +242,18 @@ class SharedCluster:
     def rate(self, job: Share) -> float:
         return job.gpus if self.order.by_gpu_time else 1
 
+    def next_level(self, job: Share) -> int:
+        """Behind this one its rank changes."""
+        levels = range(job.level, len(self.order.levels))
+        ranks = self.order.table[job.kind] if self.order.table is not None else []
+        return next((level for level in levels if ranks[level + 1] != ranks[level]), len(self.order.levels))
+
     def crossing(self, job: Share) -> float:
-        """When it reaches the next level."""
-        if job.level == len(self.order.levels):
+        """When it reaches another rank."""
+        level = self.next_level(job)
+        if level == len(self.order.levels):
             return math.inf
-        return max(job.since, job.since + (self.order.levels[job.level] - job.attained) / self.rate(job))
+        return max(job.since, job.since + (self.order.levels[level] - job.attained) / self.rate(job))
 
     def urgent_at(self, job: Share) -> float:
         return job.submit + self.order.bound_s + (job.duration - job.remaining)
@@ -282,10 +290,14 @@ class SharedCluster:
         job.left -= saved
         job.preemptions += 1
 
+    def last_in_order(self, job: Share, now: float) -> tuple[float, float, int]:
+        loss = self.loss(job, now) if self.order.least_loss else 0.0
+        return -self.rank(job, now)[0], loss, -job.seq
+
     def victims(self, job: Share, running: list[Share], now: float) -> list[Share] | None:
         """Whom to evict for `job`; None where not even all of higher rank would do."""
         free, chosen = list(self.free), []
-        for victim in sorted(running, key=lambda v: self.rank(v, now), reverse=True):
+        for victim in sorted(running, key=lambda v: self.last_in_order(v, now)):
             if place(free, job.gpus, self.whole) is None and self.rank(victim, now)[0] > self.rank(job, now)[0]:
                 occupy(free, victim, 1)
                 chosen.append(victim)
@@ -359,7 +371,7 @@ def simulate_order(jobs: list[Share], nodes: Sequence[int], order: Order) -> Non
         now = min([job.submit for job in coming[:1]] + moments)
         for job in running:
             while cluster.crossing(job) <= now < cluster.completion(job):
-                job.level += 1
+                job.level = cluster.next_level(job) + 1
             if cluster.completion(job) <= now:
                 cluster.stop(job, now)
                 job.done = now

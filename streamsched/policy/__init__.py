@@ -8,6 +8,7 @@ from functools import partial
 from streamsched.core.window import Ranker
 from streamsched.errors import UserError
 
+from .asrpt import AdaptiveSrpt
 from .formulas import FORMULAS
 from .rules import (
     ByFormula,
@@ -31,6 +32,7 @@ RULES: dict[str, Callable[[], Ranker]] = {
     LeastAttainedService.name: LeastAttainedService,
     ShortestRemaining.name: ShortestRemaining,
     Gittins.name: Gittins,
+    AdaptiveSrpt.name: AdaptiveSrpt,
 }
 
 

@@ -132,5 +132,5 @@ STATIC: dict[str, Formula] = {f.__name__: f for f in (fcfs, lcfs, sjf, saf, qssf
 TIMED: dict[str, Formula] = {f.__name__: f for f in (wfp3, unicep, multifactor)}
 """The order changes as jobs wait."""
 FORMULAS: dict[str, Formula] = {**STATIC, **TIMED}
-SEE_RUN_TIMES = frozenset(FORMULAS) - {"fcfs", "lcfs", "smallest", "largest", "multifactor"} | {"srtf"}
+SEE_RUN_TIMES = frozenset(FORMULAS) - {"fcfs", "lcfs", "smallest", "largest", "multifactor"} | {"srtf", "asrpt"}
 """Rules that look at run times: oracles where the estimate is the true one."""

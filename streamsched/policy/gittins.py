@@ -6,6 +6,10 @@ that is optimal (Gittins, "Bandit processes and dynamic allocation indices", J. 
 of GPU jobs: Gu et al., "Tiresias", NSDI 2019, section 3.3). Service and X are GPU-seconds, so that a job that holds
 many GPUs has to be worth them. Of jobs that still run, or were cut by whoever made the log, it is known that they are
 longer (Kaplan and Meier, JASA 53, 1958).
+
+This is for a log of earlier jobs, by classes of GPUs, exact in the times that were seen, and knows service in
+GPU-seconds alone. Where each job has a curve of its own (`predict`), its rank is `predict.curves.gittins_s`, on the
+grid of these curves: the rule `gittins` of the core and `sim.foresight` use that. A test holds both to the same ranks.
 """
 
 from __future__ import annotations

@@ -140,12 +140,15 @@ class Workload:
 
     def with_true_estimates(self) -> Workload:
         """Estimates that are the run times: whatever orders or backfills by them is an oracle."""
-        return Workload(self.submit_s, self.duration_s, self.gpus, self.duration_s)
+        return self.with_estimates(self.duration_s)
+
+    def with_estimates(self, estimate_s: Floats) -> Workload:
+        return Workload(self.submit_s, self.duration_s, self.gpus, estimate_s)
 
     def with_noisy_estimates(self, sigma: float, seed: int) -> Workload:
         """Run times times exp(sigma * N(0, 1)), drawn for each job."""
         factor = np.exp(sigma * np.random.default_rng(seed).standard_normal(len(self)))
-        return Workload(self.submit_s, self.duration_s, self.gpus, self.duration_s * factor)
+        return self.with_estimates(self.duration_s * factor)
 
 
 class Stretches(NamedTuple):
@@ -313,10 +316,13 @@ class Preemption:
     move_after_s: float = math.inf
     """A job that has run so long on one node may be stopped there and go on at once on another, whoever needs its
     place: so that free GPUs come together. Infinite: nobody is moved."""
+    least_loss: bool = False
+    """Of equal rank those are evicted first who lose least (work since the last checkpoint), not who came last."""
 
     def __str__(self) -> str:
         told = f"restart {self.restart_s:g} s, checkpoint {self.checkpoint_s:g} s"
         told += f", bound {self.bound_s:g} s" if self.bound_s < math.inf else ""
+        told += ", least loss first" if self.least_loss else ""
         return told + (f", moved after {self.move_after_s:g} s" if self.move_after_s < math.inf else "")
 
     def __post_init__(self) -> None:
@@ -333,7 +339,7 @@ def simulate_index(
     """Preemptive scheduling in the order of an index; no run times are seen.
 
     A waiting job that does not fit evicts running jobs of higher rank, the last in order first, and no more than it
-    needs. Passes are at arrivals, completions, when a job reaches a level, and when one has waited for the bound;
+    needs. Passes are at arrivals, completions, when a job reaches another rank, and when one has waited for the bound;
     whatever fits behind a job that does not is started. Errors as `simulate`. Costs O(queue + running) per job started:
     in heavy overload it is far from the speed of `simulate`.
     """
@@ -404,6 +410,7 @@ def _preemptive(
         _floats(estimate),
         float(preemption.bound_s),
         float(preemption.move_after_s),
+        preemption.least_loss,
         float(preemption.restart_s),
         float(preemption.checkpoint_s),
     )

@@ -841,6 +841,8 @@ class Shares(NamedTuple):
     """A job that has waited so long goes before all others, and nobody takes its place any more."""
     move_after_s: float
     """Jobs that have run so long on a node may be moved to make room for others; infinite: never."""
+    least_loss: bool
+    """Of equal rank who loses least is evicted first, else who came last."""
     urgent: Bools
     """[job] that it has."""
     level: Ints
@@ -885,10 +887,19 @@ def _rank_running(shares: Shares, job: int, now: float) -> float:
     return float(shares.table[shares.kind[job], shares.level[job]])
 
 
+@_inlined
+def _next_level(shares: Shares, job: int) -> int:
+    """The threshold behind which the job's rank is another one; levels between which it is the same are passed over."""
+    level, ranks = int(shares.level[job]), shares.table[shares.kind[job]]
+    while level < shares.thresholds.shape[0] and ranks[level + 1] == ranks[level]:
+        level += 1
+    return level
+
+
 @_compiled
 def _next_event(shares: Shares, job: int) -> float:
     moment = shares.since[job] + shares.restart[job] + shares.remaining[job]
-    level = shares.level[job]
+    level = _next_level(shares, job)
     if level < shares.thresholds.shape[0]:
         reached = shares.since[job] + (shares.thresholds[level] - shares.attained[job]) / shares.rate[job]
         moment = min(moment, max(reached, shares.since[job]))
@@ -941,16 +952,24 @@ def _evict(shares: Shares, place: int, now: float, checkpoint_s: float, log: Log
     shares.length[1] += 1
 
 
+@_inlined
+def _loss(shares: Shares, job: int, now: float, restart_s: float, checkpoint_s: float) -> float:
+    """What stopping a running job costs it, s: a restart, and the work since its last checkpoint."""
+    worked = max(0.0, now - shares.since[job] - shares.restart[job])
+    return float(restart_s + worked - np.floor(worked / checkpoint_s) * checkpoint_s)
+
+
 @_compiled
-def _victims(shares: Shares, job: int, now: float) -> Ints:
+def _victims(shares: Shares, job: int, now: float, restart_s: float, checkpoint_s: float) -> Ints:
     """Running jobs to evict so that `job` fits, none if that is not possible.
 
-    Of higher rank only. From the last in order (rank, arrival) on until it fits; then the first in order of them that
-    need not go are spared.
+    Of higher rank only. From the last in order (rank, arrival; with `least_loss` rank, then what is lost) on until it
+    fits; then the first in order of them that need not go are spared.
     """
     mine = _rank_waiting(shares, job)
     above = np.empty(shares.length[0], np.int64)
     ranks = np.empty(shares.length[0])
+    losses = np.zeros(shares.length[0])
     found = 0
     for place in range(shares.length[0]):
         other = shares.running[place]
@@ -958,10 +977,13 @@ def _victims(shares: Shares, job: int, now: float) -> Ints:
         if rank > mine:
             above[found] = other
             ranks[found] = rank
+            if shares.least_loss:
+                losses[found] = _loss(shares, other, now, restart_s, checkpoint_s)
             found += 1
     by_arrival = np.argsort(-above[:found], kind="mergesort")
-    by_rank = np.argsort(-ranks[:found][by_arrival], kind="mergesort")
-    last_first: Ints = above[:found][by_arrival][by_rank]
+    by_loss = by_arrival[np.argsort(losses[:found][by_arrival], kind="mergesort")]
+    by_rank = by_loss[np.argsort(-ranks[:found][by_loss], kind="mergesort")]
+    last_first: Ints = above[:found][by_rank]
     _copy_nodes(shares.nodes, shares.later)
     count = 0
     while not _fits(shares.later, shares.gpus[job]):
@@ -981,44 +1003,96 @@ def _victims(shares: Shares, job: int, now: float) -> Ints:
     return evicted
 
 
+class Movers(NamedTuple):
+    """Running jobs by place: in order of arrival."""
+
+    job: Ints
+    loss: Floats
+    """What stopping it loses, s."""
+    outranked: Bools
+    able: Bools
+    """It may leave: outranked, or on one node alone and there for `move_after_s`."""
+    begin: Ints
+    """[node + 1] where the places of those on a node begin in `on`."""
+    on: Ints
+    """Places by node, those that lose least first."""
+
+
+@_compiled
+def _movers(shares: Shares, mine: float, now: float, restart_s: float, checkpoint_s: float) -> Movers:
+    running: Ints = np.sort(shares.running[: shares.length[0]])
+    total = running.shape[0]
+    loss, outranked, able = np.zeros(total), np.zeros(total, np.bool_), np.zeros(total, np.bool_)
+    begin = np.zeros(shares.nodes.free.shape[0] + 1, np.int64)
+    for place in range(total):
+        job = running[place]
+        loss[place] = _loss(shares, job, now, restart_s, checkpoint_s)
+        outranked[place] = _rank_running(shares, job, now) > mine
+        first, end = shares.placed_at[job], shares.placed_at[job + 1]
+        able[place] = outranked[place] or (end - first == 1 and now - shares.since[job] >= shares.move_after_s)
+        for at in range(first, end):
+            begin[shares.placed[at] + 1] += 1
+    begin = np.cumsum(begin)
+    on, filled = np.empty(begin[-1], np.int64), begin.copy()
+    for place in np.argsort(loss, kind="mergesort"):
+        job = running[place]
+        for at in range(shares.placed_at[job], shares.placed_at[job + 1]):
+            node = shares.placed[at]
+            on[filled[node]] = place
+            filled[node] += 1
+    return Movers(running, loss, outranked, able, begin, on)
+
+
+@_compiled
+def _could_have(shares: Shares, movers: Movers) -> Ints:
+    """[node] GPUs that would be free if all that may leave did."""
+    whole = shares.nodes.having.shape[0] - 1
+    found = shares.nodes.free.copy()
+    for place in range(movers.job.shape[0]):
+        if movers.able[place]:
+            job = movers.job[place]
+            gpus = shares.gpus[job]
+            for at in range(shares.placed_at[job], shares.placed_at[job + 1]):
+                found[shares.placed[at]] += min(gpus, whole)
+                gpus -= whole
+    return found
+
+
 @_compiled
 def _vacate(
     shares: Shares,
-    mine: float,
-    now: float,
+    movers: Movers,
     node: int,
     need: int,
-    here: Ints,
-    loss: Floats,
     free: Ints,
     closed: Bools,
     leaving: Bools,
     best_cost: float,
 ) -> float:
-    """Make `need` GPUs free on a node, in `free` and `leaving` [job]; what is lost, infinite where it cannot be done or
-    is not below `best_cost`. `here`: runs on the node, those that lose least first."""
+    """Make `need` GPUs free on a node, in `free` and `leaving` [place]; what is lost, infinite where it cannot be done
+    or is not below `best_cost`."""
     whole = shares.nodes.having.shape[0] - 1
     cost = 0.0
     for outranked in (True, False):
-        for job in here:
+        for at_node in range(movers.begin[node], movers.begin[node + 1]):
+            place = movers.on[at_node]
             if free[node] >= need or cost >= best_cost:
                 break
-            if leaving[job] or (_rank_running(shares, job, now) > mine) != outranked:
+            if leaving[place] or not movers.able[place] or movers.outranked[place] != outranked:
                 continue
+            job = movers.job[place]
             first, end, gpus = shares.placed_at[job], shares.placed_at[job + 1], shares.gpus[job]
             if not outranked:
-                if end - first > 1 or now - shares.since[job] < shares.move_after_s:
-                    continue
                 other = -1
                 for candidate in range(free.shape[0]):
-                    able = candidate != node and not closed[candidate] and free[candidate] >= gpus
-                    if able and (other < 0 or free[candidate] < free[other]):
+                    room = candidate != node and not closed[candidate] and free[candidate] >= gpus
+                    if room and (other < 0 or free[candidate] < free[other]):
                         other = candidate
                 if other < 0:
                     continue
                 free[other] -= gpus
-            leaving[job] = True
-            cost += loss[job]
+            leaving[place] = True
+            cost += movers.loss[place]
             for at in range(first, end):
                 free[shares.placed[at]] += min(gpus, whole)
                 gpus -= whole
@@ -1034,35 +1108,21 @@ def _moves(shares: Shares, job: int, now: float, restart_s: float, checkpoint_s:
     there for `move_after_s`, on that node alone, and find room on another (the one with the least that suffices).
     """
     whole, count = shares.nodes.having.shape[0] - 1, shares.nodes.free.shape[0]
-    mine = _rank_waiting(shares, job)
-    running = np.sort(shares.running[: shares.length[0]])
-    loss = np.zeros(shares.submit.shape[0] if running.shape[0] == 0 else running[-1] + 1)
-    for other in running:
-        worked = max(0.0, now - shares.since[other] - shares.restart[other])
-        loss[other] = restart_s + worked - np.floor(worked / checkpoint_s) * checkpoint_s
-    by_loss = running[np.argsort(loss[running], kind="mergesort")]
-    ends = np.zeros(count + 1, np.int64)
-    for other in by_loss:
-        for at in range(shares.placed_at[other], shares.placed_at[other + 1]):
-            ends[shares.placed[at] + 1] += 1
-    ends = np.cumsum(ends)
-    here, next_at = np.empty(ends[count], np.int64), ends.copy()
-    for other in by_loss:
-        for at in range(shares.placed_at[other], shares.placed_at[other + 1]):
-            node = shares.placed[at]
-            here[next_at[node]] = other
-            next_at[node] += 1
-    free, closed, leaving = shares.nodes.free.copy(), np.zeros(count, np.bool_), np.zeros(loss.shape[0], np.bool_)
+    movers = _movers(shares, _rank_waiting(shares, job), now, restart_s, checkpoint_s)
+    could_have = _could_have(shares, movers)
+    free, closed = shares.nodes.free.copy(), np.zeros(count, np.bool_)
+    leaving = np.zeros(movers.job.shape[0], np.bool_)
     left = shares.gpus[job]
+    if np.sum(could_have >= min(left, whole)) < left // whole:
+        return np.empty(0, np.int64)
     while left > 0:
         need = min(left, whole)
         left -= need
         best, least, free_then, leaving_then = -1, np.inf, free, leaving
         for node in range(count):
-            if not closed[node]:
+            if not closed[node] and could_have[node] >= need:
                 trial, gone = free.copy(), leaving.copy()
-                those = here[ends[node] : ends[node + 1]]
-                cost = _vacate(shares, mine, now, node, need, those, loss, trial, closed, gone, least)
+                cost = _vacate(shares, movers, node, need, trial, closed, gone, least)
                 if cost < least:
                     best, least, free_then, leaving_then = node, cost, trial, gone
         if best < 0:
@@ -1070,7 +1130,7 @@ def _moves(shares: Shares, job: int, now: float, restart_s: float, checkpoint_s:
         free, leaving = free_then, leaving_then
         free[best] -= need
         closed[best] = True
-    found: Ints = running[leaving[running]]
+    found: Ints = movers.job[leaving]
     return found
 
 
@@ -1108,7 +1168,7 @@ def _preemptive_pass(shares: Shares, now: float, restart_s: float, checkpoint_s:
         job = shares.waiting[place]
         moved = np.empty(0, np.int64)
         if not _fits(shares.nodes, shares.gpus[job]):
-            victims = _victims(shares, job, now)
+            victims = _victims(shares, job, now, restart_s, checkpoint_s)
             if victims.shape[0] == 0 and shares.move_after_s < np.inf and _free(shares.nodes) > 0:
                 victims = _moves(shares, job, now, restart_s, checkpoint_s)
                 mine = _rank_waiting(shares, job)
@@ -1142,7 +1202,7 @@ def _progress(shares: Shares, now: float, finish: Floats, log: Log, where: Log) 
             finish[job] = now
             _end_stretch(shares, place, now, log, where)
         else:
-            shares.level[job] += 1
+            shares.level[job] = _next_level(shares, job) + 1
             shares.event[job] = _next_event(shares, job)
     for place in range(shares.length[1]):
         job = shares.waiting[place]
@@ -1164,6 +1224,7 @@ def run_index(
     estimate: Floats,
     bound_s: float,
     move_after_s: float,
+    least_loss: bool,
     restart_s: float,
     checkpoint_s: float,
 ) -> tuple[Floats, Floats, Ints, Ints, Floats, Floats, Ints, Ints, Ints, Floats]:
@@ -1185,6 +1246,7 @@ def run_index(
         estimate.copy(),
         bound_s,
         move_after_s,
+        least_loss,
         np.zeros(total, np.bool_),
         np.zeros(total, np.int64),
         np.zeros(total),

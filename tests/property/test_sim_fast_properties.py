@@ -189,6 +189,7 @@ def orders(draw: st.DrawFn) -> reference.Order:
         "bound_s": draw(st.sampled_from([math.inf, 0.0, 2.5, 20.0])),
         "by_gpu_time": draw(st.booleans()),
         "move_after_s": draw(st.sampled_from([math.inf, 2.0**-20, 1.0, 5.0])),
+        "least_loss": draw(st.booleans()),
     }
     if draw(st.booleans()):
         return reference.Order(**costs)
@@ -210,7 +211,7 @@ def shares(jobs: Workload, kinds: int) -> list[reference.Share]:
 
 
 def by_kernel(jobs: Workload, nodes: list[int], order: reference.Order) -> Outcome:
-    preemption = Preemption(order.restart_s, order.checkpoint_s, order.bound_s, order.move_after_s)
+    preemption = Preemption(order.restart_s, order.checkpoint_s, order.bound_s, order.move_after_s, order.least_loss)
     if order.table is None:
         return simulate_srtf(jobs, nodes, preemption, order.by_gpu_time)
     kind = np.arange(len(jobs)) % len(order.table)
@@ -230,6 +231,8 @@ UP_AND_DOWN = ((10.0, 30.0, 100.0, 300.0), [[2.0, 1.0, 3.0, 3.0, 0.0], [0.0, 4.0
 @example(random_case(200, 12), reference.Order(*LAS, restart_s=2.0, checkpoint_s=10.0, move_after_s=5.0))
 @example(random_case(200, 13), reference.Order(*UP_AND_DOWN, restart_s=1.0, checkpoint_s=5.0, move_after_s=20.0))
 @example(random_case(200, 14), reference.Order(restart_s=1.0, checkpoint_s=5.0, move_after_s=20.0, bound_s=300.0))
+@example(random_case(200, 15), reference.Order(*LAS, restart_s=2.0, checkpoint_s=10.0, least_loss=True))
+@example(random_case(200, 16), reference.Order(*LAS, restart_s=2.0, move_after_s=5.0, bound_s=90.0, least_loss=True))
 @example(random_case(200, 11), reference.Order(restart_s=1.0, checkpoint_s=10.0, bound_s=100.0))
 def test_preemptive_orders_are_as_the_plain_reference(case: tuple[Workload, list[int]], order: reference.Order) -> None:
     jobs, nodes = case

@@ -145,6 +145,17 @@ def test_no_more_is_evicted_than_is_needed_and_the_last_in_order_first() -> None
     assert simulate_las(narrow, [8], levels_gpu_s=[100]).preemptions.tolist() == [0, 1, 0]
 
 
+def test_of_equal_rank_who_loses_least_is_evicted() -> None:
+    """Two of 4 GPUs have run for 59 s and 41 s when a third comes; with checkpoints every 40 s that loses 19 s, 1 s."""
+    jobs = workload((0, 100, 4), (18, 100, 4), (59, 10, 4))
+    costs = Preemption(restart_s=0, checkpoint_s=40, least_loss=True)
+    assert simulate_index(jobs, [8], las_index((150.0,)), costs).preemptions.tolist() == [0, 1, 0]
+    later = workload((0, 100, 4), (18, 100, 4), (81, 10, 4))
+    assert simulate_index(later, [8], las_index((150.0,)), costs).preemptions.tolist() == [1, 0, 0]
+    by_arrival = Preemption(restart_s=0, checkpoint_s=40)
+    assert simulate_index(later, [8], las_index((150.0,)), by_arrival).preemptions.tolist() == [0, 1, 0]
+
+
 # Two nodes, on each a job of 7 GPUs until 50 and one of 1 until 1,000; then one of 8 comes, which outranks nobody.
 SPREAD = workload((0, 50, 7), (0, 1000, 1), (0, 50, 7), (0, 1000, 1), (60, 100, 8))
 NO_LEVELS = Index(np.zeros(0), np.zeros((1, 1)))
