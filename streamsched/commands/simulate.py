@@ -73,7 +73,7 @@ RestartS = Annotated[float, typer.Option(min=0, help="What starting again costs 
 CheckpointS = Annotated[float, typer.Option(min=1e-3, help="Work up to a multiple of this survives a stop, s.")]
 BoundS = Annotated[
     float | None,
-    typer.Option(min=0, help="With --preempt on: who has waited so long goes first and is not stopped any more, s."),
+    typer.Option(min=1e-3, help="With --preempt on: who has waited so long goes first and is not stopped any more, s."),
 ]
 MoveAfterS = Annotated[
     float | None,

@@ -26,7 +26,8 @@ NAME_LABELS: Final = ("name", "job_name", "family")
 """Labels that may hold a job's name, the first that is there counts."""
 SCRIPT_LABELS: Final = ("script", "command")
 _DIGITS: Final = re.compile(r"\d+")
-_SPLIT: Final = re.compile(r"[^a-z]+")
+_SPLIT: Final = re.compile(r"[\W\d_]+")
+"""What is no letter, of whatever script."""
 TEXT_MAX: Final = 1024
 """Characters of one text that are looked at."""
 _WORD_MAX: Final = 32

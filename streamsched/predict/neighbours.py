@@ -50,7 +50,7 @@ def bag(job: Features) -> str:
 
 def _labels(job: Features) -> tuple[tuple[str, str], ...]:
     return tuple(
-        (part(key), value[:TEXT_MAX])
+        ("_".join(part(key).split()), value[:TEXT_MAX])
         for key, value in itertools.islice(job.labels.items(), _LABELS_MAX)
         if key not in NAME_LABELS and key != "user"
     )
@@ -73,7 +73,7 @@ _WEIGHTS: Final = {"n": 1.0, "s": 0.5, "l": 0.5, "u": 1.0, "t": 0.5, "q": 0.3, "
 def vector(tokens_of_job: str) -> bytes:
     """float32 [WIDTH] of length 1; the same in every process."""
     out = np.zeros(WIDTH, np.float32)
-    for token in tokens_of_job.split(" "):
+    for token in tokens_of_job.split():
         hashed = zlib.crc32(token.encode())
         out[hashed % WIDTH] += _WEIGHTS.get(token[0], 0.5) * (1.0 if hashed & 0x10000 else -1.0)
     length = float(np.linalg.norm(out))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
@@ -98,17 +99,23 @@ class _Answers:
         """[job]"""
         now = self._clock()
         due: dict[str, tuple[Features, float]] = {}
+        old: list[tuple[float, str, float]] = []
         for job, ran in zip(jobs, ran_s, strict=True):
             answer = self._of.get(job.spec.job_id)
-            if answer is None or now - answer.asked_at >= STANDS_S or ran > answer.until_s:
+            if answer is None or ran > answer.until_s:
                 due[job.spec.job_id] = (features_of(job.spec) if answer is None else answer.features, ran)
+            elif now - answer.asked_at >= STANDS_S:
+                old.append((answer.asked_at, job.spec.job_id, ran))
+        # Those that were asked together fall due together: renewed a part at a time, no window waits for them all.
+        due |= {job_id: (self._of[job_id].features, ran) for _, job_id, ran in nsmallest(_AT_ONCE, old)}
         if due:
             self._renew(due | self._along(due, now), now, tracks)
         return [self._of[job.spec.job_id].value for job in jobs]
 
     def _along(self, due: dict[str, tuple[Features, float]], now: float) -> dict[str, tuple[Features, float]]:
         """Those not asked about now are renewed for what they had run when they were."""
-        oldest = takewhile(lambda item: now - item[1].asked_at >= STANDS_S, islice(self._of.items(), _AT_ONCE))
+        room = max(0, _AT_ONCE - len(due))
+        oldest = takewhile(lambda item: now - item[1].asked_at >= STANDS_S, islice(self._of.items(), room))
         return {job_id: (answer.features, answer.ran_s) for job_id, answer in oldest if job_id not in due}
 
     def _renew(self, due: dict[str, tuple[Features, float]], now: float, tracks: dict[str, Track]) -> None:

@@ -44,7 +44,7 @@ def from_bytes(data: bytes) -> Combination:
         raise DamagedState("run-time predictor: its state is cut or damaged (checksum); it learns anew")
     try:
         return Combination.restored(msgspec.msgpack.decode(body, type=CombinationState))
-    except (msgspec.MsgspecError, ValueError) as error:
+    except Exception as error:  # a state of another version may be anything, and a cold start is no harm
         raise DamagedState(f"run-time predictor: its state does not hold together: {error}; it learns anew") from None
 
 

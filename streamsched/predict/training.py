@@ -293,6 +293,7 @@ class Training:
         self._started_s, self._jobs_then = now_s, boosted.observed
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
             newest = max(map(_version, self.folder.glob("model-*.msgpack")), default=0)
             self._version = max(newest, boosted.trees.version if boosted.trees else 0) + 1
             _replace(self._jobs_file, msgspec.msgpack.encode(list(boosted.finished)))
@@ -307,6 +308,12 @@ class Training:
                 )
         except OSError as error:
             self._failed(f"{self.folder}: {error.strerror or error}")
+
+    def _sweep(self) -> None:
+        """What a child or a worker that was killed, or a full disk, left half done: the folder has no other owner."""
+        for pattern in ("jobs-*.msgpack", "*.part"):
+            for left in self.folder.glob(pattern):
+                left.unlink(missing_ok=True)
 
     @property
     def _jobs_file(self) -> Path:
@@ -328,8 +335,7 @@ class Training:
         self._child = None
         self._jobs_file.unlink(missing_ok=True)
         if code != 0:
-            what = f"took over {self.limit_s:g} s" if code is None else self._errors_file.read_text(errors="replace")
-            self._failed(what.strip().rpartition("\n")[2] or f"ended with {code}")
+            self._failed(f"took over {self.limit_s:g} s" if code is None else self._last_words(code))
             return False
         try:
             trees = load(self.folder)
@@ -339,6 +345,14 @@ class Training:
         if trees is not None:
             boosted.use(trees)
         return trees is not None
+
+    def _last_words(self, code: int) -> str:
+        """Of a child that failed; where its folder is full or gone there are none."""
+        try:
+            told = self._errors_file.read_text(errors="replace").strip().rpartition("\n")[2]
+        except OSError as error:
+            told = f"{self._errors_file}: {error.strerror}"
+        return told or f"ended with {code} and could not say why: is {self.folder} full?"
 
     def _failed(self, why: str) -> None:
         self.failures += 1
@@ -350,6 +364,7 @@ class Training:
             self._child.kill()
             self._child.wait()
             self._child = None
+            self._jobs_file.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -61,7 +61,7 @@ _RUNNING_MAX: Final = 1_000
 BACKLOG_MAX: Final = 100_000
 RELEARN_MAX: Final = 20_000
 """Finished jobs that a cold start learns from, the latest."""
-_STATE_MAX: Final = 1 << 30
+_STATE_MAX: Final = 1 << 28
 """Bytes of a state, unpacked."""
 
 

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_origin, get_type_hints
+from typing import Any, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -259,7 +259,8 @@ def _checked(what: str, name: str, value: Any, kind: Any, strict: bool) -> Any:
     try:
         converted = msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        raise UserError(f"{what}: {error}") from None
+        choices = f"choose one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else error
+        raise UserError(f"{what}: {choices}") from None
     if get_origin(kind) is Literal or name in _PATHS:
         return converted
     if name in BOUNDS:

@@ -270,3 +270,18 @@ def test_nothing_here_needs_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", refusing)
     assert from_bytes(to_bytes(taught(50))).predict(Features(gpus=1)).median_s > 0
+
+
+@pytest.mark.parametrize("key", ["cost  center", " a", "b ", "\u2003wide\u2003", "tab\tand\nline"])
+def test_a_label_of_whatever_key_is_learned_from(key: str) -> None:
+    predictor = Combination()
+    for number in range(50):
+        predictor.expect([features(job_id=f"j{number}", labels={key: "vision"})])
+        predictor.observe(finished(100.0, job_id=f"j{number}", labels={key: "vision"}))
+    assert predictor.observed == 50
+    assert from_bytes(to_bytes(predictor)).observed == 50
+
+
+def test_names_in_any_script_are_told_apart() -> None:
+    assert stem("训练 图像 17") != stem("评估 语言 17")
+    assert stem("обучение-3") == stem("Обучение-4") != ""

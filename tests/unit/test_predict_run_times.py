@@ -109,3 +109,16 @@ def test_what_was_said_first_stays_until_the_job_is_over(told: tuple[Predicted, 
     times.forget("a")
     times.whole_s([job("a")])
     assert predictor.asked == [1, 1]
+
+
+def test_of_many_old_answers_a_part_is_renewed_at_a_time_the_oldest_first(
+    told: tuple[Predicted, Uniform, Clock],
+) -> None:
+    times, predictor, clock = told
+    jobs = [job(f"j{n}") for n in range(2_500)]
+    times.total_s(jobs, [0.0] * 2_500)
+    assert sum(predictor.asked) == 2_500
+    for window in range(3):
+        clock.now = STANDS_S + window
+        times.total_s(jobs, [0.0] * 2_500)
+    assert predictor.asked[3:] == [1_000, 1_000, 500]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -182,3 +183,25 @@ def test_a_child_that_fails_leaves_the_model_and_a_line(tmp_path: Path, monkeypa
     assert "the model before it stays" in schedule.last_failure
     assert "\n" not in schedule.last_failure
     schedule.stop()
+
+
+def test_what_a_killed_child_left_is_gone_with_the_next(tmp_path: Path) -> None:
+    boosting, schedule = Boosting(), training.Training(tmp_path, every_jobs=100, every_s=0.0)
+    for name in ("jobs-7.msgpack", "model-7.part"):
+        (tmp_path / name).write_bytes(b"half")
+    for job in past():
+        boosting.observe(job)
+    schedule.poll(boosting, 0.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["jobs-1.msgpack", "training.log"]
+    schedule.stop()
+    assert [path.name for path in tmp_path.iterdir()] == ["training.log"]
+
+
+def test_a_child_whose_folder_went_away_is_told_of_in_one_line(tmp_path: Path) -> None:
+    boosting, schedule = Boosting(), training.Training(tmp_path / "models", every_jobs=100, every_s=0.0, limit_s=-1.0)
+    for job in past():
+        boosting.observe(job)
+    schedule.poll(boosting, 0.0)
+    schedule.stop()
+    shutil.rmtree(tmp_path / "models")
+    assert str(tmp_path / "models") in schedule._last_words(1)
