@@ -10,7 +10,8 @@ import enum
 import functools
 import math
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -51,7 +52,25 @@ class Ending(enum.StrEnum):
         return self in (Ending.CANCELLED, Ending.CLAMPED)
 
 
-class Features(Struct, frozen=True, kw_only=True, omit_defaults=True):
+_T = TypeVar("_T")
+
+
+def kept_with_job(make: Callable[[Features], _T]) -> Callable[[Features], _T]:
+    """Made once for each `Features`: jobs that wait or run are asked about again and again, and most of the time went
+    into making the texts of their keys."""
+    name = f"{make.__module__}.{make.__qualname__}"
+
+    @functools.wraps(make)
+    def kept(job: Features) -> _T:
+        found: _T | None = job.__dict__.get(name)
+        if found is None:
+            found = job.__dict__[name] = make(job)
+        return found
+
+    return kept
+
+
+class Features(Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """What is known of a job when it is submitted."""
 
     gpus: int

@@ -24,7 +24,7 @@ from msgspec import Struct
 from .counts import Counts, CountsState, Rows
 from .curves import BINS, PRIOR_HAZARDS
 from .curves import survival as survival_of
-from .jobs import TEXT_MAX, Features, Finished, Floats, gpu_class, part, stem, usable
+from .jobs import TEXT_MAX, Features, Finished, Floats, gpu_class, kept_with_job, part, stem, usable
 from .predictor import Predictor
 
 SEPARATOR: Final = "\x1f"
@@ -39,17 +39,16 @@ class LadderState(Struct, frozen=True, array_like=True):
     counts: CountsState
 
 
+@kept_with_job
 def survival_keys(job: Features) -> tuple[str, ...]:
     """From wide to narrow."""
     return _survival_keys(job.gpus, part(job.tenant), part(job.queue))
 
 
+@kept_with_job
 def history_keys(job: Features) -> tuple[str, ...]:
     """From wide to narrow."""
     return _history_keys(part(job.tenant), part(job.owner), job.name[:TEXT_MAX], job.gpus)
-
-
-# Jobs that wait or run are asked about again and again: most of the time went into making these texts.
 
 
 @functools.lru_cache(maxsize=1 << 14)

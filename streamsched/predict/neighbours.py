@@ -24,7 +24,19 @@ from numpy.typing import NDArray
 from .counts import Counts, CountsState, Rows
 from .curves import BINS, PRIOR_HAZARDS
 from .curves import survival as survival_of
-from .jobs import NAME_LABELS, SCRIPT_LABELS, TEXT_MAX, Features, Finished, Floats, gpu_class, part, tokens, usable
+from .jobs import (
+    NAME_LABELS,
+    SCRIPT_LABELS,
+    TEXT_MAX,
+    Features,
+    Finished,
+    Floats,
+    gpu_class,
+    kept_with_job,
+    part,
+    tokens,
+    usable,
+)
 from .predictor import Predictor
 
 WIDTH: Final = 64
@@ -41,6 +53,7 @@ class NeighboursState(Struct, frozen=True, array_like=True):
     counts: CountsState
 
 
+@kept_with_job
 def bag(job: Features) -> str:
     """The job's tokens, sorted and joined by spaces; each with its weight's class before it. Digits do not count, but
     for the GPU class."""

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from .curves import LONGEST_S
-from .jobs import TEXT_MAX, Features, Finished, Floats, gpu_class, part, stem, usable
+from .jobs import TEXT_MAX, Features, Finished, Floats, gpu_class, kept_with_job, part, stem, usable
 
 _FORGET: Final = 0.3
 """Weight of the newest in the running mean."""
@@ -104,6 +104,7 @@ class Recent:
         return found
 
 
+@kept_with_job
 def _keys(job: Features) -> tuple[str, ...]:
     """As in `FEATURES`."""
     return _keys_of(part(job.owner), part(job.tenant), job.name[:TEXT_MAX], job.gpus)
