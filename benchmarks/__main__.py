@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 from types import ModuleType
 
 import benchmarks
+
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+"""As `streamsched` does: a cost on one core is that of one thread."""
 
 
 def discover() -> dict[str, ModuleType]:

@@ -24,6 +24,7 @@ from rich.table import Table
 from loadgen.jobs import TraceJob, parse_moment
 from loadgen.trace import Window, read_trace
 from streamsched.policy import gittins
+from streamsched.policy.gittins import in_steps
 from streamsched.predict import Ending, Features, Finished
 from streamsched.sim import foresight
 from streamsched.sim.fast import (
@@ -38,7 +39,7 @@ from streamsched.sim.fast import (
     simulate_index,
     simulate_srtf,
 )
-from streamsched.sim.foresight import Foreseen, Policy, coarse, foresee, in_steps, workload_of
+from streamsched.sim.foresight import Foreseen, Policy, coarse, foresee, workload_of
 
 from .simulator import SLICES
 

@@ -6,6 +6,10 @@ import logging
 import os
 import sys
 
+# Before NumPy is there: products of small matrices gain nothing by several threads, and these wait by spinning on cores
+# that the solver wants.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import typer
 
 from streamsched import __version__

@@ -638,10 +638,12 @@ class ClusterState:
 
     def _waits_until(self, job: Job) -> float:
         """From then on nodes are kept free for it: all its times in the queue count, since the last refusal. Where the
-        ranking decides who runs it is first by then (`waited_too_long`), and others have a lease's time to make room.
+        ranking decides who runs it is first before that (`waited_too_long`), and runs have time to become victims and
+        to go.
         """
         first = self.config.preempts_within_class and takes_whole_devices(job.spec)
-        return job.queued_at + (self.config.reserve_after_s - job.waited_s) + (self.config.lease_s if first else 0.0)
+        for_others_s = self.config.preempt_interval_s + self.config.lease_s if first else 0.0
+        return job.queued_at + (self.config.reserve_after_s - job.waited_s) + for_others_s
 
     def _may_reserve(self, job: Job) -> bool:
         """Whether its tenant may ever hold it beside the others that nodes are kept free for.

@@ -21,6 +21,8 @@ from .reservations import lay_out
 if TYPE_CHECKING:
     from .cluster import ClusterState
 
+_DOUBLINGS_MAX = 8
+"""Of the time that a run is left alone: from 5 minutes to a day."""
 _LOST_MAX_S = 3600.0
 """Work of this length that is lost makes a run cost twice what it is worth; more of it makes no difference."""
 
@@ -61,7 +63,8 @@ def may_take_room(job: Job, now: float) -> bool:
 
 def why_spared(state: ClusterState, run: Run, now: float) -> str | None:
     """None when the run is a possible victim; else why it goes on."""
-    job, interval = state.jobs[run.job_id], state.config.preempt_interval_s
+    job = state.jobs[run.job_id]
+    interval = _left_alone_s(state, job, run)
     if state.config.preempt == "off" or not job.spec.preemptible:
         return f"run {run.placement_id} may not be preempted"
     if run.state is not RunState.RUNNING or run.started_at is None or job.state is not JobState.RUNNING:
@@ -77,6 +80,16 @@ def why_spared(state: ClusterState, run: Run, now: float) -> str | None:
         if node_id in state.reserved or not node.usable or not _gives_back_all(node):
             return f"node {node_id} of run {run.placement_id} cannot be given to others now"
     return None
+
+
+def _left_alone_s(state: ClusterState, job: Job, run: Run) -> float:
+    """How long a run goes on before it may be stopped, s. Each time its job was stopped it is twice as long, until the
+    run has saved what it did: else a job that is always stopped before its next checkpoint would never end."""
+    interval = state.config.preempt_interval_s
+    saved = run.last_checkpoint_at is not None and run.last_checkpoint_at > (run.started_at or run.placed_at)
+    if not state.config.preempts_within_class or saved:
+        return interval
+    return float(interval * 2 ** min(job.preemptions, _DOUBLINGS_MAX))
 
 
 def _gives_back_all(node: Node) -> bool:

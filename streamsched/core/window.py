@@ -46,9 +46,8 @@ _PROTECTED: Final = {"easy": 1, "conservative": 1_000_000_000}
 """By `SchedulerConfig.backfill`: for how many jobs without room nodes are kept free. Each has nodes of its own, so that
 there are never more of them than nodes."""
 _NO_SEATS: Final = "outranked: those before it that ask for the same take all the room there is"
-_BY_RANK: Final = 1e-9
-"""What a stop costs where the ranking decides: less than placing any job is worth, so that it only tells victims apart.
-"""
+_BY_RANK: Final = 0.5
+"""What all stops together cost where the ranking decides: less than placing any job is worth."""
 MIX_MAX = 32
 """Kinds of workers that a problem tells of: rarer ones hardly count."""
 
@@ -112,14 +111,14 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
     may_stop = state.config.preempt != "off" and state.config.backfill not in _PROTECTED
     runs = possible_victims(state, now) if may_stop and _somebody_has_no_room(state) else []
     if not runs and is_static(ranker):
-        chooser = _Chooser(state, now, {}, ())
+        chooser = _Chooser(state, ranker, now, {}, ())
         _look_at_lines(state, chooser)
         order: Callable[[], Order] = state.queue.in_order
         levels: dict[str, int] = {}
         victims: tuple[Victim, ...] = ()
     else:
         ranked, levels, victims = _order(state, ranker, now, runs)
-        chooser = _Chooser(state, now, levels, victims)
+        chooser = _Chooser(state, ranker, now, levels, victims)
         listed = [(key, job, None if victims else state.queue.line_of(job.spec.job_id)) for key, job in ranked]
         if not victims:
             for name, line in state.queue.lines.items():
@@ -137,7 +136,7 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         candidates=tuple(
             replace(
                 _candidate(state, job, score, value, chooser.avoid(job), chooser.level(job)),
-                topology=_topology(state, ranker, job, now),
+                topology=chooser.close.get(job.spec.job_id, job.spec.topology),
             )
             for (score, job), value in zip(chosen, values, strict=True)
         ),
@@ -145,7 +144,7 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
         victims=tuple(replace(victim, cost=cost) for victim, cost in zip(victims, costs, strict=True)),
         mix=_mix(state) if chosen else (),
         in_order=chooser.in_order,
-        by_rank=bool(victims) and state.config.preempt == "rank",
+        by_rank=state.config.preempt == "rank",
     )
     return Window(problem, chooser, order)
 
@@ -218,8 +217,16 @@ def _order(
 class _Chooser:
     """Takes candidates in rank order until the window is full."""
 
-    def __init__(self, state: ClusterState, now: float, levels: Mapping[str, int], victims: tuple[Victim, ...]) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        ranker: Ranker,
+        now: float,
+        levels: Mapping[str, int],
+        victims: tuple[Victim, ...],
+    ) -> None:
         self._state = state
+        self._ranker = ranker
         self._now = now
         self._levels = levels
         self._victims = victims
@@ -244,6 +251,8 @@ class _Chooser:
         """Jobs without room that others may not delay, beyond those that are protected by now."""
         self._kept: dict[str, tuple[float, str]] = {}
         """Node -> when a job without room starts there at the latest, and which."""
+        self._left: dict[str, float | None] = {}
+        """Remaining run times, s, once somebody has asked."""
         self._hopeless: set[tuple[Request, tuple[str, ...]]] = set()
         """What no time is known for."""
         self._seats: dict[LineKey, int] = {}
@@ -255,6 +264,8 @@ class _Chooser:
         self._taken: set[str] = set()
         self.short_of_quota = False
         self.chosen: list[tuple[float, Job]] = []
+        self.close: dict[str, TopologyWish] = {}
+        """Candidates that are to wait for a placement as close as this."""
 
     @property
     def full(self) -> bool:
@@ -278,7 +289,8 @@ class _Chooser:
             reason = _NO_SEATS
         if not reason:
             self._choose(-key.score, job)
-            return name is None or self._one_seat_less(name, job.spec)
+            # Who waits for a close placement may leave its seat to the next of its line.
+            return name is None or job.spec.job_id in self.close or self._one_seat_less(name, job.spec)
         if self._blocks and (self._strict or (self._to_protect and self.chosen)):
             self._first_blocked = key, job.spec.job_id
             self._reasons[job.spec.job_id] = reason
@@ -334,9 +346,18 @@ class _Chooser:
         avoid = avoided(self._state, job, self._now)
         if not self._kept:
             return avoid
-        [left_s] = self._state.run_times.remaining_s([job], [ran_s(job, self._state, self._now)])
+        left_s = self._left_s(job)
         end = math.inf if left_s is None else self._now + left_s
         return tuple(sorted({*avoid, *(node_id for node_id, (time, _) in self._kept.items() if end > time)}))
+
+    def _left_s(self, job: Job) -> float | None:
+        """Asked for all that wait at once: one by one it would take a predictor seconds."""
+        if not self._left:
+            waiting = self._state.queued_jobs()
+            ran = [ran_s(each, self._state, self._now) for each in waiting]
+            told = self._state.run_times.remaining_s(waiting, ran)
+            self._left = {each.spec.job_id: left for each, left in zip(waiting, told, strict=True)}
+        return self._left[job.spec.job_id]
 
     def told(self, key: Key, job: Job, name: LineKey | None) -> str:
         """Why a job that waited then is no candidate; empty for candidates."""
@@ -413,7 +434,8 @@ class _Chooser:
         """At that of the lowest victim it may take nobody's place."""
         if not self._victims:
             return 0
-        if not takes_whole_devices(job.spec) or self._could_start_soon(job):
+        waits = job.spec.job_id in self.close  # and may start scattered in the end: nobody is stopped for that
+        if not takes_whole_devices(job.spec) or self._could_start_soon(job) or waits:
             return self._victims[0].level
         return self._levels[job.spec.job_id]
 
@@ -428,6 +450,9 @@ class _Chooser:
     def _choose(self, score: float, job: Job) -> None:
         self.chosen.append((score, job))
         self._taken.add(job.spec.job_id)
+        close = _close(self._state, self._ranker, job, self._now)
+        if close is not None:
+            self.close[job.spec.job_id] = close
         tenant = job.spec.tenant
         self._planned[tenant] = self._planned.get(tenant, 0) + self._state.inventory.most_milli(job.spec)
 
@@ -468,8 +493,7 @@ def _values(
     if not victims and len(set(classes)) <= 1:
         return values, []
     if state.config.preempt == "rank":
-        # The last in rank first, as these policies are published; of equals the one that loses least.
-        return values, [_BY_RANK * (v.level + 1 + v.cost / (1 + v.cost)) for v in victims]
+        return values, _costs_by_rank(victims)
     better = [sum(levels[job.spec.job_id] > victim.level for job in chosen) for victim in victims]
     costs = [victim.cost * (2.0 - above / count) for victim, above in zip(victims, better, strict=True)]
     classes_of_victims = [priority(state, state.jobs[victim.job_id]) for victim in victims]
@@ -485,6 +509,16 @@ def _values(
             costs[place] *= scale
         below += math.fsum(scale * worth for worth in block)
     return values, costs
+
+
+def _costs_by_rank(victims: Sequence[Victim]) -> list[float]:
+    """Each costs more than all that rank below it together: the last in rank is stopped first, as preemptive policies
+    are published; of equals the one that loses least."""
+    order = sorted(range(len(victims)), key=lambda place: (victims[place].level, victims[place].cost))
+    costs = [0.0] * len(victims)
+    for below, place in enumerate(order):
+        costs[place] = max(_BY_RANK * 2.0 ** (below - len(order)), 1e-300)
+    return costs
 
 
 def _candidate(
@@ -511,16 +545,16 @@ def _candidate(
     )
 
 
-def _topology(state: ClusterState, ranker: Ranker, job: Job, now: float) -> TopologyWish | None:
-    """As the job wishes. While the rule has it wait for a close placement, that is no wish but a condition, unless no
-    set of nodes could ever keep it: by default a gang is close on one node."""
+def _close(state: ClusterState, ranker: Ranker, job: Job, now: float) -> TopologyWish | None:
+    """What the rule has a gang wait for, None where it may start anywhere: its own wish becomes a condition, unless no
+    set of nodes could ever keep it. A gang without a wish is close on one node."""
     spec = job.spec
     wants = getattr(ranker, "wants_consolidation", None)
     close = spec.topology or (TopologyWish(level=TopologyLevel.NODE) if spec.workers > 1 else None)
     if wants is None or close is None or close.required or not wants(job, state, now):
-        return spec.topology
+        return None
     demanded = replace(close, required=True)
-    return spec.topology if state.inventory.never_fits(replace(spec, topology=demanded)) else demanded
+    return None if state.inventory.never_fits(replace(spec, topology=demanded)) else demanded
 
 
 def _speeds(state: ClusterState, spec: JobSpec) -> tuple[tuple[str, float], ...]:

@@ -43,6 +43,7 @@ class Freed:
         for victim in problem.victims:
             if math.isfinite(victim.cost) and victim.cost >= 0:
                 self.victims.setdefault(victim.placement_id, victim)
+        self.by_rank = problem.by_rank
         self.evicted: set[str] = set()
         self.effort = 0
         """Spent on looking for whom to evict; see `making_room.py`."""

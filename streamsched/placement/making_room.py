@@ -1,8 +1,9 @@
 """Which victims greedy evicts for a candidate that found no room.
 
 All victims that it may displace are tried first: when that does not let it in, nobody is evicted. Else the fewest that
-do, cheapest per GPU first, and of those again the ones that turn out not to be needed are left alone. A candidate for
-one node is tried on each node of a victim as well. It must gain more than the evictions cost.
+do, cheapest per GPU first (by rank: the last in rank first), and of those again the ones that turn out not to be needed
+are left alone. A candidate for one node is tried on each node of a victim as well. It must gain more than the evictions
+cost.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class _Planner:
         freed = self.stock.freed
 
         def dearness(name: str) -> tuple[float, str]:
-            return freed.cost([name]) / max(1, sum(gpus for _, gpus, _, _ in freed.victims[name].held)), name
+            gpus = 1 if freed.by_rank else max(1, sum(gpus for _, gpus, _, _ in freed.victims[name].held))
+            return freed.cost([name]) / gpus, name
 
         ordered = sorted(self.names, key=dearness)
         low, high, best = 0, len(ordered), None

@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from streamsched.core.cluster import ClusterState
-from streamsched.core.model import Job
+from streamsched.core.model import TERMINAL, Job
 from streamsched.core.run_times import gpus_of
 
 from .rules import UNKNOWN_RUN_S
@@ -148,7 +148,8 @@ class AdaptiveSrpt:
     def _told(self, jobs: Sequence[Job], state: ClusterState, now: float) -> VirtualMachine:
         """The machine after all of these and, at first, all that the state knows."""
         if self._machine is None:
-            self._machine, jobs = VirtualMachine(1.0), list(state.jobs.values())
+            open_jobs = [job for job in state.jobs.values() if job.state not in TERMINAL]
+            self._machine, jobs = VirtualMachine(1.0), open_jobs
         machine = self._machine
         fresh = sorted((job for job in jobs if job.seq not in self._seen), key=lambda job: job.seq)
         machine.speed = float(max(1, sum(node.spec.gpus for node in state.inventory)))

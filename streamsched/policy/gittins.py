@@ -36,6 +36,13 @@ LEAST_JOBS: Final = 50
 HOPELESS: Final = 1e18
 """Rank where no job of so much service was seen to complete."""
 
+STEP_OCTAVES: Final = 2.0
+
+
+def in_steps(ranks: Array, octaves: float = STEP_OCTAVES) -> Array:
+    """Numbers of steps: for less than one nobody is stopped, and of equal ranks the first to come goes first."""
+    return np.asarray(np.floor(np.log2(np.maximum(ranks, 1.0)) / octaves))
+
 
 class Seen(Protocol):
     """A job of a log, as `loadgen.jobs.TraceJob`."""

@@ -16,6 +16,7 @@ from streamsched.core.run_times import attained_gpu_s, ran_s
 from streamsched.core.tenants import TenantPolicy, usage_at
 
 from . import formulas
+from .gittins import in_steps
 
 
 class FirstComeFirstServed:
@@ -101,16 +102,19 @@ class ShortestRemaining:
 
 class Gittins:
     """Least seconds of service per completion first (Gittins, J. R. Stat. Soc. B 41, 1979), as far as it is known what
-    is left to a job that has run so long: with run times known for certain that is `srtf`.
+    is left to a job that has run so long; in steps of two octaves (`gittins.in_steps`), of equals the first to arrive.
 
-    For `preempt` score. `policy/gittins.py` has the same of GPU-seconds, from a table.
+    For `preempt` rank: without steps two jobs whose chances get worse as they run stop each other for ever.
+    `policy/gittins.py` has the same of GPU-seconds, from a table.
     """
 
     name = "gittins"
 
     def scores(self, jobs: Sequence[Job], state: ClusterState, now: float) -> list[float]:
         ranks = state.run_times.gittins_s(jobs, [ran_s(job, state, now) for job in jobs])
-        return [-(UNKNOWN_RUN_S if rank is None else rank) for rank in ranks]
+        known = np.array([UNKNOWN_RUN_S if rank is None else rank for rank in ranks], np.float64)
+        found: list[float] = (-in_steps(known)).tolist()
+        return found
 
 
 class FairShare:

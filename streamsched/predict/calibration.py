@@ -17,7 +17,8 @@ interval covers 90 %, its two levels are judged as they were told: [u <= a(p)] w
 any bias of what ends first is then made good in the end. The inner levels are judged as they are now: that settles
 sooner, and a median need not have exactly half of the jobs below it.
 
-A censored job counts for the levels it says something about: if it ran beyond a(p), its u is above that.
+A censored job ran beyond some u = c: for a(p) <= c it counts as above, for a(p) > c as below as far as that is to be
+expected of a uniform u > c, (a(p) - c) / (1 - c). Leaving it out there would count it as above alone.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ class Calibrator:
             step = max(first, _STEP if 0 < n < len(levels) - 1 else _STEP_OUTER)
             if u > asked:
                 levels[n] = min(levels[n] + step * nominal, 1.0 - _EDGE)
-            elif not censored:
-                levels[n] = max(levels[n] - step * (1.0 - nominal), _EDGE)
+            else:
+                below = (asked - u) / (1.0 - u) if censored else 1.0
+                levels[n] = min(max(levels[n] + step * (nominal - below), _EDGE), 1.0 - _EDGE)
 
     def state(self) -> CalibratorState:
         return CalibratorState(list(self.levels), self.jobs)

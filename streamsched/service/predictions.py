@@ -97,6 +97,8 @@ class Predictions:
         """Jobs that the predictor was told of and that are not over."""
         self._mark = _Mark(0, -math.inf)
         """How far it has come."""
+        self._since: set[str] = set()
+        """Jobs that were learned from since then: a record may end more than are learned from at once."""
         self._kept = self._mark
         self._drifts = False
         self._fenced = False
@@ -131,9 +133,19 @@ class Predictions:
                     self._backlog.append(features_of(job.spec))
             self._backlog.append(_Mark(seq, state.now))
         while len(self._backlog) > BACKLOG_MAX:
-            self._backlog.popleft()
-            self.counts["not learned from: too many at once"] += 1
+            self._drop(self._backlog.popleft())
         self._wake.set()
+
+    def _drop(self, item: _Item) -> None:
+        """One too many: what is not learned must not be remembered either."""
+        if isinstance(item, _Mark):
+            self._reach(item)
+            return
+        self.counts["not learned from: too many at once"] += 1
+        if not isinstance(item, Features):
+            job_id = item if isinstance(item, str) else item.features.job_id
+            self._told.forget(job_id)
+            self._predictor.forget(job_id)
 
     def summary(self) -> RunTimesSummary | None:
         """None where it cannot be told."""
@@ -171,7 +183,7 @@ class Predictions:
     def _catch_up(self, state: ClusterState, seq: int) -> None:
         """With a state that did not come from our commits: what ended after our mark, what waits, what is gone."""
         expected = self._predictor.expected
-        ended = _ended_after(state, self._mark.until)
+        ended = [job for job in _ended_after(state, self._mark.until) if job.spec.job_id not in self._since]
         alive = {job_id for job_id, job in state.jobs.items() if job.state not in TERMINAL}
         there = alive.union(job.spec.job_id for job in ended)
         self._known = alive
@@ -180,7 +192,8 @@ class Predictions:
         for job in ended[-RELEARN_MAX:]:
             self._over(job)
         waiting = sorted((state.jobs[job_id] for job_id in alive - expected.keys()), key=_by_arrival)
-        self._backlog.extend(features_of(job.spec) for job in waiting)
+        # The others are asked about when a window wants to know; what is behind in the backlog must not cost the past.
+        self._backlog.extend(features_of(job.spec) for job in waiting[: BACKLOG_MAX // 4])
         cold = self._mark.until == -math.inf
         self._backlog.append(_Mark(seq, state.now, relearned=cold and bool(ended)))
         self._wake.set()
@@ -270,7 +283,8 @@ class Predictions:
             self._next_keep = now + KEEP_EVERY_S
             await self._keep()
 
-    def _learn_some(self) -> None:
+    def _learn_some(self, to_mark: bool = False) -> None:
+        """`to_mark`: no further than to the next mark."""
         submitted: list[Features] = []
         for _ in range(min(_AT_ONCE, len(self._backlog))):
             item = self._backlog.popleft()
@@ -281,6 +295,8 @@ class Predictions:
             submitted = []
             if isinstance(item, _Mark):
                 self._reach(item)
+                if to_mark:
+                    return
             else:
                 self._end(item)
         self._expect(submitted)
@@ -296,10 +312,12 @@ class Predictions:
         if isinstance(item, str):
             self._predictor.forget(job_id)
         else:
+            self._since.add(job_id)
             self._predictor.observe(item)
 
     def _reach(self, mark: _Mark) -> None:
         self._mark = mark
+        self._since.clear()
         if mark.relearned:
             tracks = self._told.tracks
             self._told = Predicted(self._predictor, self._clock)
@@ -312,7 +330,7 @@ class Predictions:
         if state is None:
             return
         running = [job for job in map(state.jobs.__getitem__, self._known & state.jobs.keys()) if _runs(job)]
-        running = sorted(running, key=_by_arrival)[:: 1 + len(running) // _RUNNING_MAX]
+        running = sorted(running, key=_by_arrival)[:: max(1, math.ceil(len(running) / _RUNNING_MAX))]
         ages = [ran_s(job, state, state.now) for job in running]
         self._predictor.set_running([features_of(job.spec) for job in running], ages)
 
@@ -363,6 +381,9 @@ class Predictions:
 
     async def _keep(self) -> None:
         """Nothing is told meanwhile (this is the task that does), so the thread sees one state of it."""
+        while self._since and self._backlog:  # else they would be learned from again by whoever reads it
+            self._learn_some(to_mark=True)
+            await asyncio.sleep(0.0)
         mark = self._mark
         if mark.seq == self._kept.seq or self._state is None or self._fenced:
             return
@@ -447,9 +468,14 @@ class _Guarded(RunTimes):
     def _first(self, ask: Callable[[RunTimes], Sequence[float | None]]) -> Sequence[float | None]:
         try:
             answers = ask(self._told)
-            if all(answer is not None and math.isfinite(answer) for answer in answers):
-                return answers
-            raise ValueError("an answer is no number")
+            bad = [place for place, answer in enumerate(answers) if answer is None or not math.isfinite(answer)]
         except Exception as error:
             self._failed("answering", error)
             return ask(self._said)
+        if not bad:
+            return answers
+        self._failed("answering", ValueError(f"{len(bad)} of {len(answers)} answers are no numbers"))
+        said, mixed = ask(self._said), list(answers)
+        for place in bad:
+            mixed[place] = said[place]
+        return mixed

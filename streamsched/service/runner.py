@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -148,6 +149,8 @@ class PoolRunner:
         self.partition = partition
         self.counts = Counts()
         self.state = ClusterState(pool, parts.settings.scheduler)
+        self._ranker = copy.deepcopy(parts.ranker)
+        """A rule may remember (A-SRPT's virtual machine does), and each pool has its own past."""
         self._parts = parts
         self._clock = PoolClock(parts.clock)
         self._settings = parts.settings
@@ -357,7 +360,7 @@ class PoolRunner:
 
     async def _commit(self, works: list[_Work]) -> None:
         now = self._clock()
-        self.state.ranker = self._parts.ranker if self._solving is None else None
+        self.state.ranker = self._ranker if self._solving is None else None
         if self._predictions is not None:
             self.state.run_times = self._predictions.run_times
         decisions: list[Decision] = []

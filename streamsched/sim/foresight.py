@@ -22,6 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from streamsched.policy import asrpt
+from streamsched.policy.gittins import STEP_OCTAVES, in_steps
 from streamsched.predict import Combination, Features, Finished
 from streamsched.predict import curves as grid
 
@@ -42,7 +43,6 @@ DAY_S: Final = 86_400.0
 LEVELS_S: Final = grid.EDGES_S[30 : 22 * grid.PER_OCTAVE + 1 : 3]
 """Service at which what is left is asked for again, s of running: two to an octave from 32 s to 49 days."""
 
-STEP_OCTAVES: Final = 2.0
 _COSTS: Final = Preemption()
 
 Reading = Callable[[Floats, Ints], Floats]
@@ -243,11 +243,6 @@ def median_left(curves: Floats, gpus: Ints) -> Floats:
 def coarse(read: Reading, octaves: float = STEP_OCTAVES) -> Reading:
     """Ranks in steps of so many octaves."""
     return lambda curves, gpus: in_steps(read(curves, gpus), octaves)
-
-
-def in_steps(ranks: Floats, octaves: float = STEP_OCTAVES) -> Floats:
-    """Numbers of steps: for less than one nobody is stopped, and of equal ranks the first to come goes first."""
-    return np.asarray(np.floor(np.log2(np.maximum(ranks, 1.0)) / octaves))
 
 
 def _at_levels(curves: Floats, of: Callable[[Floats, Floats], Floats]) -> Floats:

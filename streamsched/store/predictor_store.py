@@ -56,8 +56,8 @@ class PredictorStore:
         self._redis = redis
         self._keys = [key_of(prefix, pool, name) for name in ("meta", "predictor")]
         self._script = redis.register_script(_SCRIPT)
-        self._slot = 0
-        """That the next state goes to."""
+        self._slot: int | None = None
+        """That the next state goes to; None: where the head that counts is not known, as after an error."""
 
     async def load(self) -> Kept | None:
         """None where nothing is kept. Raises DamagedPieces."""
@@ -87,15 +87,30 @@ class PredictorStore:
         size = len(kept.data)
         if size > BYTES_MAX:
             raise TooLarge(f"{size} bytes, {BYTES_MAX} at most")
+        slot, self._slot = await self._free_slot(), None
         for number in range(_count(size)):
             piece = kept.data[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
-            if not await self._do("put", epoch, f"{self._slot}:{number}", piece):
+            if not await self._do("put", epoch, f"{slot}:{number}", piece):
                 return False
-        head = Head(slot=self._slot, pieces=_count(size), bytes=size, seq=kept.seq, until=kept.until)
-        if not await self._do("end", epoch, msgspec.json.encode(head), self._slot, head.pieces):
+        head = Head(slot=slot, pieces=_count(size), bytes=size, seq=kept.seq, until=kept.until)
+        if not await self._do("end", epoch, msgspec.json.encode(head), slot, head.pieces):
             return False
-        self._slot = 1 - self._slot
+        self._slot = 1 - slot
         return True
+
+    async def _free_slot(self) -> int:
+        """The one that the head does not name: an answer that was lost may have been a yes."""
+        if self._slot is not None:
+            return self._slot
+        try:
+            stored = await self._get("head")
+            return 1 if stored is not None and msgspec.json.decode(stored, type=Head).slot == 0 else 0
+        except ResponseError as error:
+            if not is_wrong_type(error):
+                raise
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            pass
+        return 0
 
     async def _get(self, name: str) -> Any:
         return await self._redis.hget(self._keys[1], name)

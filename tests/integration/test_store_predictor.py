@@ -127,3 +127,29 @@ def test_what_is_too_large_is_not_kept(run, namespace: str, monkeypatch: pytest.
         assert await store.load() is None
 
     run(work)
+
+
+def test_after_a_lost_answer_the_state_that_counts_is_not_written_over(
+    run, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(client: Redis) -> None:
+        store, epoch = await owner(client, namespace)
+        await store.write(epoch, Kept(data=LARGE, seq=1, until=1.0))
+        real = store._do
+
+        async def lost(step: str, *args: str | int | bytes) -> object:
+            answer = await real(step, *args)
+            if step == "end":
+                raise ConnectionError("the answer was lost")
+            return answer
+
+        monkeypatch.setattr(store, "_do", lost)
+        with pytest.raises(ConnectionError):
+            await store.write(epoch, Kept(data=LARGE, seq=2, until=2.0))
+        monkeypatch.setattr(store, "_do", real)
+        assert await store._free_slot() == 0
+        await store._do("put", epoch, f"{await store._free_slot()}:0", b"cut off here")
+        found = await PredictorStore(client, "p", namespace).load()
+        assert found == Kept(data=LARGE, seq=2, until=2.0)
+
+    run(work)

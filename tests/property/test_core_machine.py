@@ -269,7 +269,8 @@ class CoreMachine(RuleBasedStateMachine):
         for job in self.state.queued_jobs():
             assert not job.awaits or set(job.awaits) & self.state.runs.keys(), f"{job} waits for nobody"
             asks_first = self.config.preempts_within_class and job.spec.gpu_milli == WHOLE_GPU
-            since = now - (CONFIG.lease_s if asks_first else 0.0)  # others have that long to make room for it
+            # Runs have that long to become victims and to go.
+            since = now - (CONFIG.preempt_interval_s + CONFIG.lease_s if asks_first else 0.0)
             overdue = job.queued_at + (CONFIG.reserve_after_s - job.waited_s) <= since and job.not_before <= now
             may = self._pledged(job.spec.tenant, reserving) + job.spec.total_gpu_milli <= quota_of(job.spec.tenant)
             if overdue and may and job.spec.job_id not in reserving and len(overdue_ones) < CONFIG.reservations_max:

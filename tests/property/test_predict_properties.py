@@ -237,3 +237,17 @@ def test_a_calibrated_curve_is_a_curve(levels: list[float], hazards: list[float]
     assert curve[0] == pytest.approx(1.0)
     assert curve[-1] == pytest.approx(0.0, abs=1e-9)
     assert (np.diff(curve) <= 1e-9).all()
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_levels_are_right_where_jobs_are_cut_at_random(share: float) -> None:
+    draw, calibrator = np.random.default_rng(1), Calibrator()
+    jobs = 100_000
+    true, cut, may = draw.random(jobs), draw.random(jobs), draw.random(jobs) < share
+    seen = []
+    for number in range(jobs):
+        censored = bool(may[number] and cut[number] < true[number])
+        calibrator.observe(float(cut[number] if censored else true[number]), censored)
+        if number > jobs // 2 and number % 100 == 0:
+            seen.append(list(calibrator.levels))
+    assert np.mean(seen, axis=0) == pytest.approx([0.05, 0.25, 0.5, 0.75, 0.95], abs=0.03)

@@ -158,3 +158,26 @@ def test_what_earlier_runs_did_counts_as_done(make_pool):
     p.arrive("eight", 8, estimate_s=50.0)
     p.window()
     assert "starts in 200 s on n0" in p.why("eight")
+
+
+def test_run_times_of_all_that_wait_are_one_question(make_pool):
+    class Counting(Said):
+        def __init__(self):
+            self.asked = []
+
+        def total_s(self, jobs, ran_s):
+            self.asked.append(len(jobs))
+            return super().total_s(jobs, ran_s)
+
+    pool = make_pool(backfill="easy")
+    pool.nodes(2, 8)
+    pool.arrive("a", 7, estimate_s=100.0)
+    pool.arrive("b", 7, estimate_s=100.0)
+    pool.running("a", "b")
+    pool.arrive("big", 8, 2, estimate_s=10.0)
+    for number in range(200):
+        pool.arrive(f"w{number}", 1, estimate_s=1e6)
+    pool.state.run_times = counting = Counting()
+    pool.window()
+    assert counting.asked.count(1) < 5
+    assert len(counting.asked) < 10

@@ -341,6 +341,68 @@ def test_by_rank_the_last_is_stopped_and_of_equals_the_one_that_loses_less(make_
     assert pool.job("first").awaits == (pool.placements[stopped].placement_id,)
 
 
+def test_by_rank_many_last_ones_are_stopped_before_one_that_ranks_above_them(make_pool):
+    last = {f"s{i}": float(i) for i in range(8)}
+    pool = preempting(make_pool, nodes=2, preempt="rank", ranker=Told(**last, large=50, first=99))
+    for job_id in last:
+        pool.arrive(job_id, 1, preemptible=True)
+        pool.running(job_id)
+    pool.arrive("large", 8, preemptible=True)
+    pool.running("large")
+    pool.later(600)
+    pool.arrive("first", 8)
+    out = pool.send(ev.WindowSolved(solution=solve(question(pool))))
+    assert sorted(order.job_id for order in out if isinstance(order, Preempt)) == sorted(last)
+
+
+def test_by_rank_the_sum_does_not_count_where_nobody_is_stopped_either(make_pool):
+    pool = preempting(make_pool, preempt="rank", ranker=Told(first=3, b=2, c=1))
+    pool.arrive("first", 5)
+    pool.arrive("b", 4)
+    pool.arrive("c", 4)
+    out = pool.send(ev.WindowSolved(solution=solve(question(pool))))
+    assert list(placed(out)) == ["first"]
+
+
+def test_a_run_is_left_alone_longer_each_time_until_it_has_saved_something(make_pool):
+    firsts = [f"first{number}" for number in range(5)]
+    scores = dict.fromkeys(firsts, 2)
+    pool = preempting(make_pool, preempt="rank", ranker=Told(long=1, **scores), preempt_interval_s=300.0)
+    pool.arrive("long", 8, preemptible=True)
+    waits = []
+    for first in firsts[:4]:
+        pool.running("long")
+        started = pool.now
+        pool.arrive(first, 8)
+        while not victims(pool):
+            pool.later(10)
+        waits.append(pool.now - started)
+        pool.send(ev.WindowSolved(solution=solve(question(pool))))
+        pool.report(ev.RunPreempted, "long")
+        pool.command(ev.CancelRequested, first)
+        pool.later(300)
+    assert waits == [300, 600, 1200, 2400]
+    pool.running("long")
+    pool.later(300)
+    pool.report(ev.RunProgressed, "long", checkpointed=True)
+    pool.arrive(firsts[4], 8)
+    assert victims(pool) == ["long"]
+
+
+def test_an_overdue_job_may_take_a_place_before_nodes_are_kept_for_it(make_pool):
+    pool = preempting(
+        make_pool, preempt="rank", ranker=Told(run=5, big=1), reserve_after_s=3600.0, preempt_interval_s=300.0
+    )
+    pool.arrive("big", 8)
+    pool.later(3500)
+    pool.arrive("run", 8, preemptible=True)
+    pool.running("run")
+    while not victims(pool):
+        pool.later(30)
+        assert pool.job("big").reservation == ()
+    assert pool.now - pool.job("big").queued_at == 3800
+
+
 @pytest.mark.parametrize("mode", ["score", "rank"])
 def test_who_has_waited_too_long_goes_first_and_is_not_stopped_any_more(make_pool, mode):
     pool = preempting(
@@ -371,10 +433,10 @@ def test_by_rank_who_may_not_take_a_place_gets_nodes_of_its_own_in_the_end(make_
     pool.arrive("stays", 8)
     pool.running("stays")
     pool.arrive("waits", 8)
-    pool.later(3630)
+    pool.later(3660)
     pool.window()
     assert pool.job("waits").reservation == ()
-    pool.later(30)
+    pool.later(10)  # a lease, and as long as a run is left alone
     pool.window()
     assert pool.job("waits").reservation == ("n0",)
 

@@ -472,3 +472,34 @@ def test_a_wish_is_kept_strictly_while_the_job_is_to_wait_for_it(make_pool):
     assert not solve(problem(pool)).assignments
     pool.later(100)
     assert len(solve(problem(pool)).assignments) == 1
+
+
+def test_nobody_is_stopped_for_a_gang_that_waits_for_a_close_placement(make_pool):
+    pool = make_pool(ranker=Patient(), preempt="score", preempt_interval_s=0.0)
+    pool.nodes(2, 8)
+    for job_id in ("a", "b"):
+        pool.arrive(job_id, 4, preemptible=True)
+    pool.send(ev.WindowSolved(solution=_on_nodes(pool, a="n0", b="n1")))
+    for job_id in ("a", "b"):
+        pool.report(ev.RunStarted, job_id)
+    pool.command(ev.ReprioritiseRequested, "a", priority_class="low")
+    pool.later(50)
+    pool.arrive("gang", 4, 2)
+    pool.arrive("other", 8, 2)
+    solution = solve(problem(pool))
+    assert not solution.assignments
+
+
+def test_a_gang_that_waits_for_a_close_placement_leaves_its_seat_to_the_next(make_pool):
+    class FirstIsPatient(Flat):
+        def wants_consolidation(self, job, state, now):
+            return job.spec.job_id == "patient"
+
+    pool = make_pool(ranker=FirstIsPatient())
+    pool.nodes(2, 8)
+    for job_id in ("a", "b"):
+        pool.arrive(job_id, 4)
+    pool.send(ev.WindowSolved(solution=_on_nodes(pool, a="n0", b="n1")))
+    pool.arrive("patient", 4, 2)
+    pool.arrive("next", 4, 2)
+    assert [assignment.job_id for assignment in solve(problem(pool)).assignments] == ["next"]

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from core_builder import Pool
 
 from streamsched.core import events as ev
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.model import JobSpec, NodeSpec
+from streamsched.core.run_times import Said
 from streamsched.policy import asrpt, by_name
 from streamsched.policy.asrpt import PATIENCE, AdaptiveSrpt, VirtualMachine, completions
 
@@ -131,3 +133,22 @@ def test_heavy_jobs_wait_for_few_nodes_but_not_for_long(
     assert rule.wants_consolidation(state.jobs["j"], state, 0.0) is waits
     assert rule.wants_consolidation(state.jobs["j"], state, PATIENCE * 1_000.0 - 1.0) is waits
     assert not rule.wants_consolidation(state.jobs["j"], state, PATIENCE * 1_000.0)
+
+
+def test_jobs_that_are_over_are_not_asked_about():
+    class Noting(Said):
+        def __init__(self):
+            self.asked = []
+
+        def whole_s(self, jobs):
+            self.asked += [job.spec.job_id for job in jobs]
+            return super().whole_s(jobs)
+
+    pool = Pool(ranker=AdaptiveSrpt())
+    pool.node("n0", 8)
+    for job_id in ("over", "waits"):
+        pool.arrive(job_id, 8, estimate_s=10.0)
+    pool.command(ev.CancelRequested, "over")
+    pool.state.run_times = noting = Noting()
+    AdaptiveSrpt().scores(pool.state.queued_jobs(), pool.state, pool.now)
+    assert noting.asked == ["waits"]

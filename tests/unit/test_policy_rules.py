@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 
 from streamsched.core import events as ev
@@ -16,6 +17,7 @@ from streamsched.core.run_times import Said
 from streamsched.core.tenants import TenantPolicy
 from streamsched.placement import greedy
 from streamsched.policy import by_name
+from streamsched.policy.gittins import in_steps
 from streamsched.policy.rules import UNKNOWN_RUN_S
 
 
@@ -146,7 +148,7 @@ def test_rules_go_by_what_is_believed_not_by_what_was_said() -> None:
     state.run_times = Believed()
     assert order(state, "sjf") == ["b", "a", "unknown"]
     assert scores(state, "srtf", 0.0) == {"a": -30, "b": -20, "unknown": -UNKNOWN_RUN_S}
-    assert scores(state, "gittins", 0.0) == {"a": -5, "b": -10, "unknown": -UNKNOWN_RUN_S}
+    assert scores(state, "gittins", 0.0) == {"a": -1, "b": -1, "unknown": -8}, "in steps of a factor of four"
 
 
 def test_ranks_are_of_jobs_that_have_run_so_long() -> None:
@@ -154,17 +156,18 @@ def test_ranks_are_of_jobs_that_have_run_so_long() -> None:
     state.run_times = Believed()
     arrive(state, ("a", "t", 8), ("b", "t", 8))
     start(state)
-    assert scores(state, "gittins", 40.0) == {"a": -5, "b": -50}
+    assert scores(state, "gittins", 60.0) == {"a": -1, "b": -3}
     assert scores(state, "srtf", 40.0) == {"a": 0, "b": 0}
 
 
-def test_by_estimates_gittins_is_srtf() -> None:
+def test_by_estimates_gittins_is_srtf_in_steps() -> None:
     state = cluster()
     arrive(state, ("long", "t", 8), estimate_s=1_000.0)
     start(state)
     arrive(state, ("short", "t", 8), estimate_s=300.0)
     for now in (0.0, 750.0, 5_000.0):
-        assert scores(state, "gittins", now) == scores(state, "srtf", now)
+        left = np.array([-score for score in scores(state, "srtf", now).values()])
+        assert list(scores(state, "gittins", now).values()) == list(-in_steps(left))
 
 
 def test_the_queue_is_ranked_anew_where_other_run_times_are_believed() -> None:

@@ -396,3 +396,72 @@ def test_a_model_is_swapped_in_and_what_fails_is_told_once(live: Live, caplog: p
         "run-time predictor: training in folder failed; told once",
     ]
     assert told(live.predictions).model == 7
+
+
+def test_each_job_is_learned_from_once_also_where_a_record_ends_many(make_pool: Callable[..., Pool]) -> None:
+    async def work() -> None:
+        live = Live(make_pool(finished_keep_s=1e9, lease_s=1e6), Store())
+        live.pool.nodes(5, 8)
+        live.store.epoch = live.pool.state.epoch
+        predictions = live.predictions
+        predictions._catch_up(live.pool.state, 0)
+        predictions._state = live.pool.state
+        names = [f"m{number}" for number in range(40)]
+        for name in names:
+            live.pool.arrive(name, 1, labels={"name": "m"})
+        live.pool.running(*names)
+        live.commit()
+        live.pool.later(100)
+        for name in names:
+            live.pool.report(ev.RunCompleted, name)
+        live.commit()
+        while predictions._predictor.observed == 0:
+            predictions._learn_some()
+        assert predictions._predictor.observed < 40
+        await predictions._keep()
+        successor = live.another()
+        await successor.begin(live.pool.state, live.seq)
+        await idle(successor)
+        assert successor._predictor.observed == 40
+        await successor.close(5.0)
+
+    asyncio.run(work())
+
+
+def test_what_is_too_much_to_learn_is_not_remembered_either(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKLOG_MAX", 5)
+    predictions = live.predictions
+    predictions._catch_up(live.pool.state, 0)
+    names = [f"m{number}" for number in range(8)]
+    for name in names:
+        live.pool.arrive(name, 1)
+        live.commit()
+        live.pool.running(name)
+        live.commit()
+        while predictions._backlog:
+            predictions._learn_some()
+    predictions.run_times.total_s([live.pool.job(name) for name in names], [1.0] * 8)
+    for name in names:
+        live.pool.report(ev.RunCompleted, name)
+    live.commit()
+    while predictions._backlog:
+        predictions._learn_some()
+    assert not predictions._told._whole
+    assert not predictions._predictor.expected
+    assert told(predictions).failures > 0
+
+
+def test_a_bad_answer_of_one_job_is_no_bad_answer_of_all(live: Live) -> None:
+    async def work() -> None:
+        await live.predictions.begin(live.pool.state, 0)
+        live.learn(5)
+        await idle(live.predictions)
+        live.predictions._told.said({"bad": math.nan})
+        live.pool.arrive("bad", 8, estimate_s=77.0)
+        live.pool.arrive("good", 8, labels={"name": "long"})
+        bad, good = live.predictions.run_times.whole_s([live.pool.job("bad"), live.pool.job("good")])
+        assert bad == 77.0
+        assert good is not None
+        await live.predictions.close(5.0)
+
+    asyncio.run(work())

@@ -244,3 +244,8 @@ def test_a_mark_of_a_later_epoch_is_a_successor_s_even_if_we_cannot_read_it(
     runner.state.epoch = 2
     with pytest.raises(Fenced, match="epoch 9") if fenced else contextlib.nullcontext():
         asyncio.run(runner._look_for_successor(7, 8))
+
+
+def test_a_rule_that_remembers_is_each_pools_own(runner: PoolRunner) -> None:
+    other = PoolRunner("q", 0, runner._parts, runner._store)
+    assert runner._ranker is not other._ranker
