@@ -14,7 +14,6 @@ from types import ModuleType
 
 import benchmarks
 
-
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 """As `streamsched` does: a cost on one core is that of one thread."""
 
