@@ -1,7 +1,7 @@
-"""Compiled simulation under learned priorities: expressions that are scored at each pass, many of them at once.
+"""Compiled simulation under learned priorities: expressions, many at once, and networks.
 
-The loop is in `scored_kernel.py`; what it means is what `sim.simulator` over the core does with `policy.ByExpression`
-and `backfill` skip: a test compares them, start by start. Needs the extra `fast`.
+The loop is in `scored_kernel.py`; what it means is what `sim.simulator` over the core does with `ByExpression` or
+`ByNetwork` and `backfill` skip: a test compares them, start by start. Needs the extra `fast`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy as np
 
 from streamsched.errors import UserError
 from streamsched.policy.expression import Expression
-from streamsched.policy.features import UNKNOWN_SPREAD, work_gpu_s
+from streamsched.policy.features import FEATURES, INDEX, UNKNOWN_SPREAD, Float32s, work_gpu_s
+from streamsched.policy.network import Network
 from streamsched.policy.rules import UNKNOWN_RUN_S
 
 from .fast import Floats, Ints, Outcome, Stretches, Workload, _outcome, _refuse_what_cannot_run, workers_of
@@ -74,9 +75,57 @@ def simulate_expression(instance: Instance, expression: Expression) -> Outcome:
     """All jobs to their ends; what fits behind a job that does not is started."""
     kernel = _kernel()
     codes, constants = np.array(expression.codes, np.int16), np.array(expression.constants, np.float64)
-    start, finish, placed_at, placed, sums = kernel.run_program(
-        kernel.Instance(*instance.arrays), codes, constants, expression.stack
-    )
+    given = kernel.Instance(*instance.arrays)
+    return _outcome_of(instance, kernel.run_program(given, codes, constants, expression.stack))
+
+
+def simulate_network(instance: Instance, network: Network) -> Outcome:
+    """As `simulate_expression`."""
+    kernel = _kernel()
+    return _outcome_of(instance, kernel.run_network(kernel.Instance(*instance.arrays), _layers(kernel, network)))
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """A schedule made by decisions, and each of them. A moment at which one job alone fits is none."""
+
+    outcome: Outcome
+    features: Float32s
+    """[decision, choice, feature] of the jobs that could be chosen, 0 behind them."""
+    choices: Ints
+    """[decision] how many there were, 2 at least."""
+    chosen: Ints
+    """[decision] which of them."""
+    job: Ints
+    """[decision] its number."""
+    time_s: Floats
+    """[decision]"""
+    log_p: Floats
+    """[decision] ln of the probability of the choice; 0 where always the best was taken."""
+    queue_job_s: Floats
+    """[decision] integral of the queue's length until then: its negative increments are a reward for waiting times."""
+
+
+def episode(instance: Instance, network: Network, seed: int, choices: int = 64, temperature: float = 1.0) -> Episode:
+    """Start one job after the other, each drawn by the softmax of scores / `temperature` from the first `choices` in
+    the queue that fit, seen as they are then; at temperature 0 the best one. Equal seeds give equal episodes."""
+    if choices < 1:
+        raise ValueError("a decision needs a choice")
+    kernel = _kernel()
+    given = kernel.Instance(*instance.arrays), _layers(kernel, network)
+    done, trail = kernel.run_episode(*given, choices, float(temperature), seed)
+    count = int(trail.length[0])
+    kept = (trail.features, trail.choices, trail.chosen, trail.job, trail.time, trail.log_p, trail.queue_job_s)
+    return Episode(_outcome_of(instance, done), *(array[:count] for array in kept))
+
+
+def _layers(kernel: ModuleType, network: Network) -> Any:
+    sizes, weights = np.array(network.sizes, np.int64), network.weights.astype(np.float64)
+    return kernel.Layers(sizes, weights, *network.scale, np.zeros(len(FEATURES) - INDEX["free_gpus"]))
+
+
+def _outcome_of(instance: Instance, done: tuple[Floats, Floats, Ints, Ints, Floats]) -> Outcome:
+    start, finish, placed_at, placed, sums = done
     jobs = instance.jobs
     runs = Stretches(np.arange(len(jobs)), start, finish, placed_at, placed)
     preemptions = np.zeros(len(jobs), np.int64)

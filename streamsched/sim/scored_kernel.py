@@ -24,6 +24,7 @@ Units: seconds and GPUs; jobs and nodes are numbers from 0. Nothing is kept betw
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from streamsched.policy import expression, features
+from streamsched.policy import expression, features, network
 from streamsched.policy.expression import (
     ADD,
     ARITY,
@@ -51,6 +52,7 @@ from streamsched.policy.expression import (
     SQRT2,
     SUB,
 )
+from streamsched.policy.network import ROUNDED
 
 from . import fast_kernel
 from .fast_kernel import Nodes, Running, _free, _nodes, _placed_at, _pop_end, _push_end, _running, _shift, _take
@@ -58,6 +60,7 @@ from .fast_kernel import Nodes, Running, _free, _nodes, _placed_at, _pop_end, _p
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int16]
 Floats = npt.NDArray[np.float64]
+Float32s = npt.NDArray[np.float32]
 
 WEIGHT: Final = features.INDEX["weight"]
 WAIT: Final = features.INDEX["wait_s"]
@@ -75,10 +78,14 @@ MEASURES: Final = 6
 BOUND_S: Final = 10.0
 """Of the bounded slowdown."""
 
+TINY: Final = 1e-300
+"""No probability is taken to be less."""
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_SOURCES: Final = zlib.crc32(b"".join(Path(str(m.__file__)).read_bytes() for m in (expression, features, fast_kernel)))
+_IMPORTED: Final = (expression, features, network, fast_kernel)
+_SOURCES: Final = zlib.crc32(b"".join(Path(str(m.__file__)).read_bytes() for m in _IMPORTED))
 
 
 def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -356,6 +363,71 @@ def _staged(world: World, codes: Codes, constants: Floats) -> Program:
     return Program(rest, length, constants, cluster, fragmentation)
 
 
+# ── networks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Layers(NamedTuple):
+    """`policy.network.Network`. Its evaluation needs 1 + CLUSTER + 2 x the widest hidden layer values on the stack."""
+
+    sizes: Ints
+    """Units of each layer, from the features to the score; empty where there is no network."""
+    weights: Floats
+    """Per layer the matrix [input, output] and the bias."""
+    shift: Floats
+    factor: Floats
+    """[feature] of the logarithms."""
+    cluster: Floats
+    """Scratch: inputs for the features of the cluster."""
+
+
+@_inlined
+def _input(value: float, shift: float, factor: float) -> float:
+    scaled = (math.log1p(max(value, 0.0)) - shift) * factor
+    return min(max(scaled, 0.0), 1.0)
+
+
+@_inlined
+def _first_inputs(world: World, layers: Layers, jobs: Ints, count: int, now: float) -> None:
+    """Of the features of jobs to stack[1 + feature], of those of the cluster to `layers.cluster`."""
+    for place in range(CLUSTER):
+        a = world.stack[1 + place]
+        _load_feature(world, place, jobs, count, now, a)
+        for i in range(count):
+            a[i] = _input(a[i], layers.shift[place], layers.factor[place])
+    for place in range(CLUSTER, COUNT):
+        value = world.cluster[place - CLUSTER]
+        layers.cluster[place - CLUSTER] = _input(value, layers.shift[place], layers.factor[place])
+
+
+@_inlined
+def _infer(world: World, layers: Layers, jobs: Ints, count: int, now: float) -> None:
+    """stack[0, :count] becomes the scores, in the rounding of `policy.network`."""
+    _first_inputs(world, layers, jobs, count, now)
+    stack, weights, last = world.stack, layers.weights, layers.sizes.shape[0] - 2
+    width, source, at = layers.sizes[1:].max(), 1, 0
+    for layer in range(last + 1):
+        inputs, outputs = layers.sizes[layer], layers.sizes[layer + 1]
+        goal = 0 if layer == last else 1 + CLUSTER + width * (layer & 1)
+        for output in range(outputs):
+            a = stack[goal + output]
+            base = weights[at + inputs * outputs + output]
+            if layer == 0:
+                for k in range(COUNT - CLUSTER):
+                    base += layers.cluster[k] * weights[at + (CLUSTER + k) * outputs + output]
+            a[:count] = base
+            for k in range(CLUSTER if layer == 0 else inputs):
+                weight, x = weights[at + k * outputs + output], stack[source + k]
+                for i in range(count):
+                    a[i] += weight * x[i]
+            if layer < last:
+                for i in range(count):
+                    a[i] = max(a[i], 0.0)
+        at += (inputs + 1) * outputs
+        source = goal
+    for i in range(count):
+        stack[0, i] = np.rint(stack[0, i] * ROUNDED)
+
+
 # ── passes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -390,10 +462,12 @@ def _look_at_cluster(world: World, fragmentation: bool) -> None:
 
 
 @_inlined
-def _find_fitting(world: World, limit: int) -> int:
-    """How many waiting jobs fit; `world.fitting` becomes these, in order of arrival."""
+def _find_fitting(world: World, limit: int, most: int) -> int:
+    """How many waiting jobs fit, at most so many; `world.fitting` becomes these, in order of arrival."""
     count = 0
     for place in range(world.asked[0]):
+        if count == most:
+            break
         job = world.queue[place]
         world.fitting[count] = job
         count += world.gpus[job] <= limit
@@ -431,13 +505,17 @@ def _forget_started(world: World, waited: int) -> None:
 
 
 @_inlined
-def _pass(world: World, program: Program, now: float) -> None:
+def _pass(world: World, program: Program, layers: Layers, now: float) -> None:
+    """One look at all that fit; started in the order of their scores."""
     waited, limit = world.asked[0], _largest_fitting(world.nodes)
-    count = _find_fitting(world, limit) if limit > 0 else 0
+    count = _find_fitting(world, limit, waited) if limit > 0 else 0
     if count == 0:
         return
     world.stack[0, 0] = 0.0
-    if count > 1:
+    if count > 1 and layers.sizes.shape[0] > 0:
+        _look_at_cluster(world, True)
+        _infer(world, layers, world.fitting, count, now)
+    elif count > 1:
         if program.cluster:
             _look_at_cluster(world, program.fragmentation)
         _evaluate(world, program, 0, program.length, world.fitting, count, now)
@@ -451,29 +529,157 @@ def _pass(world: World, program: Program, now: float) -> None:
 
 
 @_inlined
-def _schedule(world: World, program: Program) -> None:
+def _next_moment(world: World, arrived: int, now: float) -> float:
+    """The next arrival or completion; what is integrated over time is so until then."""
+    moment = world.submit[arrived] if arrived < world.submit.shape[0] else np.inf
+    if world.running.length[0] > 0:
+        moment = min(moment, world.running.end[0])
+    world.sums[0] += world.asked[0] * (moment - now)
+    world.sums[1] += (world.capacity - _free(world.nodes)) * (moment - now)
+    return float(moment)
+
+
+@_inlined
+def _complete(world: World, now: float) -> None:
+    while world.running.length[0] > 0 and world.running.end[0] <= now:
+        job = _pop_end(world.running)
+        _shift(world.nodes, world.gpus[job], world.placed, world.placed_at[job], 1)
+        world.finish[job] = now
+
+
+@_inlined
+def _arrive(world: World, arrived: int, now: float) -> int:
+    """How many have arrived."""
+    while arrived < world.submit.shape[0] and world.submit[arrived] <= now:
+        world.queue[world.asked[0]] = arrived
+        _count(world, world.gpus[arrived], 1)
+        arrived += 1
+    return arrived
+
+
+@_inlined
+def _schedule(world: World, program: Program, layers: Layers) -> None:
     """Every job from arrival to completion."""
-    running, total = world.running, world.submit.shape[0]
     world.start[:] = np.nan
     world.sums[:] = 0.0
     arrived, now = 0, world.submit[0]
-    while arrived < total or running.length[0] > 0:
-        moment = world.submit[arrived] if arrived < total else np.inf
-        if running.length[0] > 0:
-            moment = min(moment, running.end[0])
-        world.sums[0] += world.asked[0] * (moment - now)
-        world.sums[1] += (world.capacity - _free(world.nodes)) * (moment - now)
-        now = moment
-        while running.length[0] > 0 and running.end[0] <= now:
-            job = _pop_end(running)
-            _shift(world.nodes, world.gpus[job], world.placed, world.placed_at[job], 1)
-            world.finish[job] = now
-        while arrived < total and world.submit[arrived] <= now:
-            world.queue[world.asked[0]] = arrived
-            _count(world, world.gpus[arrived], 1)
-            arrived += 1
+    while arrived < world.submit.shape[0] or world.running.length[0] > 0:
+        now = _next_moment(world, arrived, now)
+        _complete(world, now)
+        arrived = _arrive(world, arrived, now)
         if world.asked[0] > 0:
-            _pass(world, program, now)
+            _pass(world, program, layers, now)
+            world.sums[2] += 1
+            world.sums[3] = max(world.sums[3], world.asked[0])
+
+
+# ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Trail(NamedTuple):
+    """What is kept of each decision, so that nothing is left to do in Python."""
+
+    features: Float32s
+    """[decision, choice, feature]"""
+    choices: Ints
+    """[decision] how many there were."""
+    chosen: Ints
+    """[decision] which of them."""
+    job: Ints
+    """[decision]"""
+    time: Floats
+    """[decision]"""
+    log_p: Floats
+    """[decision] ln of its probability."""
+    queue_job_s: Floats
+    """[decision] integral of the queue's length until then."""
+    length: Ints
+    """[1]"""
+    random: npt.NDArray[np.uint64]
+    """[1] state of the generator."""
+
+
+@_inlined
+def _uniform(random: npt.NDArray[np.uint64]) -> float:
+    """In [0, 1): SplitMix64 (Steele et al., OOPSLA 2014, figure 16), the same in every version of numba."""
+    random[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = random[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return float(z >> np.uint64(11)) * 2.0**-53
+
+
+@_inlined
+def _draw(world: World, trail: Trail, count: int, temperature: float) -> int:
+    """A choice by the softmax of the scores, noted with its probability; the best one at temperature 0."""
+    scores, best = world.stack[0], 0
+    for i in range(count):
+        best = i if scores[i] > scores[best] else best
+    if temperature <= 0.0:
+        trail.log_p[trail.length[0]] = 0.0
+        return best
+    highest, total = scores[best], 0.0
+    for i in range(count):
+        scores[i] = math.exp((scores[i] - highest) / ROUNDED / temperature)
+        total += scores[i]
+    left, place = _uniform(trail.random) * total, 0
+    while place < count - 1 and left >= scores[place]:
+        left -= scores[place]
+        place += 1
+    trail.log_p[trail.length[0]] = math.log(max(scores[place], TINY) / total)
+    return place
+
+
+@_inlined
+def _note(world: World, trail: Trail, count: int, now: float) -> None:
+    """What is seen before a decision."""
+    number = trail.length[0]
+    for place in range(COUNT):
+        a = world.stack[1]
+        _load_feature(world, place, world.fitting, count, now, a)
+        for i in range(count):
+            trail.features[number, i, place] = a[i]
+    trail.choices[number] = count
+    trail.time[number] = now
+    trail.queue_job_s[number] = world.sums[0]
+
+
+@_inlined
+def _decide(world: World, layers: Layers, trail: Trail, now: float, temperature: float) -> None:
+    """One job after the other, as long as any fits, each chosen from the first that fit and a look at how it is then.
+    Where one alone fits there is nothing to decide."""
+    most = trail.features.shape[1]
+    while True:
+        waited, limit = world.asked[0], _largest_fitting(world.nodes)
+        count = _find_fitting(world, limit, most) if limit > 0 else 0
+        if count == 0:
+            return
+        place = 0
+        if count > 1:
+            _look_at_cluster(world, True)
+            _note(world, trail, count, now)
+            _infer(world, layers, world.fitting, count, now)
+            place = _draw(world, trail, count, temperature)
+            trail.chosen[trail.length[0]] = place
+            trail.job[trail.length[0]] = world.fitting[place]
+            trail.length[0] += 1
+        _begin(world, world.fitting[place], now)
+        _forget_started(world, waited)
+
+
+@_inlined
+def _episode(world: World, layers: Layers, trail: Trail, temperature: float) -> None:
+    """As `_schedule`, by decisions."""
+    world.start[:] = np.nan
+    world.sums[:] = 0.0
+    arrived, now = 0, world.submit[0]
+    while arrived < world.submit.shape[0] or world.running.length[0] > 0:
+        now = _next_moment(world, arrived, now)
+        _complete(world, now)
+        arrived = _arrive(world, arrived, now)
+        if world.asked[0] > 0:
+            _decide(world, layers, trail, now, temperature)
             world.sums[2] += 1
             world.sums[3] = max(world.sums[3], world.asked[0])
 
@@ -501,13 +707,18 @@ def _measure(world: World, weight: Floats, measures: Floats) -> None:
 # ── entries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@_compiled
+def _nothing() -> Layers:
+    return Layers(np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0), np.empty(0))
+
+
 @_entry
 def run_program(
     instance: Instance, codes: Codes, constants: Floats, stack: int
 ) -> tuple[Floats, Floats, Ints, Ints, Floats]:
     """As `fast_kernel.run`. `stack`: values that the program holds at once."""
     world = _world(instance, stack)
-    _schedule(world, _staged(world, codes, constants))
+    _schedule(world, _staged(world, codes, constants), _nothing())
     return world.start, world.finish, world.placed_at, world.placed, world.sums
 
 
@@ -515,9 +726,44 @@ def run_program(
 def measure_programs(instance: Instance, codes: Codes, lengths: Ints, constants: Floats, stack: int) -> Floats:
     """[program, measure] of `codes` [program, place], of which `lengths` [program] count, and `constants`
     [program, constant]."""
-    world = _world(instance, stack)
+    world, nothing = _world(instance, stack), _nothing()
     measures = np.empty((codes.shape[0], MEASURES))
     for number in range(codes.shape[0]):
-        _schedule(world, _staged(world, codes[number, : lengths[number]], constants[number]))
+        _schedule(world, _staged(world, codes[number, : lengths[number]], constants[number]), nothing)
         _measure(world, instance.fixed[WEIGHT], measures[number])
     return measures
+
+
+@_compiled
+def _world_of(instance: Instance, layers: Layers) -> World:
+    return _world(instance, 1 + CLUSTER + 2 * layers.sizes[1:].max())
+
+
+@_entry
+def run_network(instance: Instance, layers: Layers) -> tuple[Floats, Floats, Ints, Ints, Floats]:
+    """As `run_program`."""
+    world = _world_of(instance, layers)
+    no_codes = np.empty(0, np.int16)
+    _schedule(world, Program(no_codes, 0, np.empty(0), False, False), layers)
+    return world.start, world.finish, world.placed_at, world.placed, world.sums
+
+
+@_entry
+def run_episode(
+    instance: Instance, layers: Layers, choices: int, temperature: float, seed: int
+) -> tuple[tuple[Floats, Floats, Ints, Ints, Floats], Trail]:
+    """As `run_program`, and what was decided."""
+    world, total = _world_of(instance, layers), instance.gpus.shape[0]
+    trail = Trail(
+        np.zeros((total, choices, COUNT), np.float32),
+        np.zeros(total, np.int64),
+        np.zeros(total, np.int64),
+        np.zeros(total, np.int64),
+        np.zeros(total),
+        np.zeros(total),
+        np.zeros(total),
+        np.zeros(1, np.int64),
+        np.full(1, seed, np.uint64),
+    )
+    _episode(world, layers, trail, temperature)
+    return (world.start, world.finish, world.placed_at, world.placed, world.sums), trail
