@@ -164,6 +164,15 @@ def lint(expression: Expression) -> None:
             raise UserError(f"expression: division by {divisor}, which is always 0")
 
 
+def is_sound(expression: Expression) -> bool:
+    """Whether `lint` lets it pass."""
+    try:
+        lint(expression)
+    except UserError:
+        return False
+    return True
+
+
 def _always_zero(expression: Expression, above: slice, below: slice) -> bool:
     """Whether the operand `below` is the number 0 or x - x."""
     codes = expression.codes[below]

@@ -37,8 +37,9 @@ LAYERS_MAX: Final = 8
 WIDTH_MAX: Final = 512
 ROUNDED: Final = 1e9
 """Scores are multiples of 1 / ROUNDED."""
-_BLOCK: Final = 1_024
-"""Jobs at a time: what is in between then stays in the processor's cache."""
+_PRODUCTS: Final = 1 << 18
+"""Of one matrix multiplication at most: in the cache, and so small that OpenBLAS starts no threads for it, which on a
+busy machine cost far more than they gain."""
 _CLUSTER: Final = INDEX["free_gpus"]
 
 
@@ -112,8 +113,8 @@ class Network:
             return np.zeros(0)
         matrix, bias = self.layers[0]
         base = self.inputs(features[:1], slice(_CLUSTER, None))[0] @ matrix[_CLUSTER:] + bias
-        found = [self._scores(features[at : at + _BLOCK], base) for at in range(0, len(features), _BLOCK)]
-        return np.concatenate(found)
+        block = max(1, _PRODUCTS // max(inputs * outputs for inputs, outputs in pairwise(self.sizes)))
+        return np.concatenate([self._scores(features[at : at + block], base) for at in range(0, len(features), block)])
 
     def _scores(self, features: Float32s, base: Floats) -> Floats:
         """`base`: what the first layer makes of the cluster."""

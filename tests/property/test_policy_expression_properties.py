@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from streamsched.errors import UserError
-from streamsched.policy.expression import ARITY, CONSTANT, FEATURE, LIMIT, Expression, evaluate, lint, parse
+from streamsched.policy.expression import ARITY, CONSTANT, FEATURE, LIMIT, Expression, evaluate, is_sound, parse
 from streamsched.policy.features import FEATURES, FIXED, INDEX, Float32s, Floats, fragmentation, largest_free, load
 from streamsched.sim import scored_kernel as kernel
 
@@ -82,14 +81,6 @@ def test_the_compiled_interpreter_gives_the_same_bits(
     cluster = rows[0, INDEX["free_gpus"] :].astype(np.float64)
     found = compiled(instance, codes, constants, expression.stack, cluster, now)
     assert found.view(np.int64).tolist() == expected.view(np.int64).tolist()
-
-
-def is_sound(expression: Expression) -> bool:
-    try:
-        lint(expression)
-    except UserError:
-        return False
-    return True
 
 
 @given(expression=programs().filter(is_sound))

@@ -9,14 +9,14 @@ import pytest
 import sim_reference as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_policy_expression_properties import is_sound, programs
+from test_policy_expression_properties import programs
 from test_sim_fast_properties import cases
 
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.model import Job
 from streamsched.core.window import Ranker
-from streamsched.policy.expression import ByExpression, Expression, parse
+from streamsched.policy.expression import ByExpression, Expression, is_sound, parse
 from streamsched.policy.features import FEATURES, INDEX, Features, Float32s
 from streamsched.policy.network import ROUNDED, ByNetwork, Network, weights_of
 from streamsched.sim.fast import Backfill, Rule, Workload, simulate
