@@ -18,8 +18,9 @@ import numpy as np
 
 from streamsched.core.cluster import ClusterState
 from streamsched.core.model import WHOLE_GPU, Job, JobSpec, JobState
+from streamsched.core.run_times import attained_gpu_s
 
-from .rules import UNKNOWN_RUN_S, attained_gpu_s
+from .rules import UNKNOWN_RUN_S
 
 FEATURES_VERSION: Final = 1
 
