@@ -1100,6 +1100,18 @@ def _vacate(
 
 
 @_compiled
+def _could_move(shares: Shares, job: int, now: float) -> bool:
+    """Those that go on elsewhere hold as much there: without enough that is free or outranked nothing can be done."""
+    mine, room = _rank_waiting(shares, job), _free(shares.nodes)
+    for place in range(shares.length[0]):
+        if room >= shares.gpus[job]:
+            break
+        other = shares.running[place]
+        room += shares.gpus[other] if _rank_running(shares, other, now) > mine else 0
+    return room >= int(shares.gpus[job])
+
+
+@_compiled
 def _moves(shares: Shares, job: int, now: float, restart_s: float, checkpoint_s: float) -> Ints:
     """Running jobs, in order of arrival, that have to leave so that `job` fits, if those that it does not outrank go on
     elsewhere at once; none if that is not possible.
@@ -1107,6 +1119,8 @@ def _moves(shares: Shares, job: int, now: float, restart_s: float, checkpoint_s:
     Worker by worker the node is taken on which least is lost. Those that are outranked leave first. The others have run
     there for `move_after_s`, on that node alone, and find room on another (the one with the least that suffices).
     """
+    if not _could_move(shares, job, now):
+        return np.empty(0, np.int64)
     whole, count = shares.nodes.having.shape[0] - 1, shares.nodes.free.shape[0]
     movers = _movers(shares, _rank_waiting(shares, job), now, restart_s, checkpoint_s)
     could_have = _could_have(shares, movers)
