@@ -7,6 +7,10 @@ The file holds no code (msgpack, no pickle):
 
     magic (8 bytes)   format (1 byte)   SHA-256 of the rest (32 bytes)   msgpack of `_Body`
 
+A network *by levels* (for preemption) ranks jobs that wait and jobs that run. It sees what is fixed of a job and the
+service it has had, rounded down to a level, and its scores are whole numbers. So a job's rank changes only when it
+reaches a level, and nobody is stopped for less than a whole number.
+
 Weights are float32, sums float64, and scores are rounded to 1e-9: jobs that look the same get the same score wherever
 they are in the queue and on whatever machine, and the first to arrive of them goes first.
 """
@@ -28,7 +32,7 @@ from streamsched.core.cluster import ClusterState
 from streamsched.core.model import Job
 from streamsched.errors import UserError
 
-from .features import FEATURES, FEATURES_VERSION, INDEX, NAMES, Features, Float32s, Floats
+from .features import FEATURES, FEATURES_VERSION, FIXED, INDEX, NAMES, Features, Float32s, Floats
 
 _MAGIC: Final = b"ssntwrk\0"
 FORMAT: Final = 1
@@ -40,7 +44,10 @@ ROUNDED: Final = 1e9
 _PRODUCTS: Final = 1 << 18
 """Of one matrix multiplication at most: in the cache, and so small that OpenBLAS starts no threads for it, which on a
 busy machine cost far more than they gain."""
+LEVELS_MAX: Final = 64
 _CLUSTER: Final = INDEX["free_gpus"]
+_ATTAINED: Final = INDEX["attained_gpu_s"]
+_CHANGING: Final = [place for place in range(len(FEATURES)) if place not in (*FIXED, _ATTAINED)]
 
 
 class UnusableModel(UserError):
@@ -55,6 +62,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sizes: list[int]
     weights: bytes
     """Per layer the matrix [input, output] and the bias, float32, little-endian."""
+    levels_gpu_s: list[float] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +74,8 @@ class Network:
     weights: Float32s
     low: Floats
     high: Floats
+    levels_gpu_s: tuple[float, ...] = ()
+    """Ascending; none: the network is not by levels."""
 
     def __post_init__(self) -> None:
         if len(self.sizes) < 2 or self.sizes[0] != len(FEATURES) or self.sizes[-1] != 1:
@@ -78,6 +88,16 @@ class Network:
             raise ValueError(f"the range of {len(FEATURES)} features expected")
         if not ((self.low >= 0) & (self.low < self.high) & np.isfinite(self.high)).all():
             raise ValueError("ranges from at least 0 to a larger number expected")
+        if self.levels_gpu_s:
+            self._check_levels()
+
+    def _check_levels(self) -> None:
+        levels = np.array(self.levels_gpu_s)
+        ascending = bool(np.isfinite(levels).all() and levels[0] > 0 and (np.diff(levels) > 0).all())
+        if len(levels) > LEVELS_MAX or not ascending:
+            raise ValueError(f"at most {LEVELS_MAX} levels expected, ascending from above 0")
+        if self.layers[0][0][_CHANGING].any():
+            raise ValueError("a network by levels looks at what is fixed of a job, and at its service, only")
 
     @cached_property
     def layers(self) -> list[tuple[Floats, Floats]]:
@@ -107,10 +127,18 @@ class Network:
         logs = np.log1p(np.maximum(features[:, which], 0.0, dtype=np.float64))
         return np.asarray(np.clip((logs - shift[which]) * factor[which], 0.0, 1.0))
 
+    def level_of(self, attained_gpu_s: Float32s) -> Floats:
+        """The service that counts: that of the level reached."""
+        begin = np.concatenate([[0.0], self.levels_gpu_s])
+        return np.asarray(begin[np.searchsorted(self.levels_gpu_s, attained_gpu_s, side="right")])
+
     def scores(self, features: Float32s) -> Floats:
         """[job] of [job, feature]; the features of the cluster are those of the first job."""
         if not len(features):
             return np.zeros(0)
+        if self.levels_gpu_s:
+            features = features.copy()
+            features[:, _ATTAINED] = self.level_of(features[:, _ATTAINED])
         matrix, bias = self.layers[0]
         base = self.inputs(features[:1], slice(_CLUSTER, None))[0] @ matrix[_CLUSTER:] + bias
         block = max(1, _PRODUCTS // max(inputs * outputs for inputs, outputs in pairwise(self.sizes)))
@@ -121,7 +149,8 @@ class Network:
         values = self.inputs(features, slice(_CLUSTER)) @ self.layers[0][0][:_CLUSTER] + base
         for matrix, bias in self.layers[1:]:
             values = np.maximum(values, 0.0) @ matrix + bias
-        return np.asarray(np.rint(values[:, 0] * ROUNDED))
+        rounded = np.rint(values[:, 0] * ROUNDED)
+        return np.asarray(np.floor(rounded / ROUNDED) if self.levels_gpu_s else rounded)
 
     def outside(self, features: Float32s) -> dict[str, float]:
         """Share of the jobs whose feature is outside the range of training, by name, where there are any."""
@@ -137,6 +166,7 @@ class Network:
                 self.high.tolist(),
                 list(self.sizes),
                 self.weights.astype("<f4").tobytes(),
+                list(self.levels_gpu_s),
             )
         )
 
@@ -170,7 +200,8 @@ def from_bytes(data: bytes, where: str = "network") -> Network:
         )
     try:
         weights = np.frombuffer(told.weights, "<f4").astype(np.float32)
-        return Network(tuple(told.sizes), weights, np.array(told.low, np.float64), np.array(told.high, np.float64))
+        low, high = np.array(told.low, np.float64), np.array(told.high, np.float64)
+        return Network(tuple(told.sizes), weights, low, high, tuple(told.levels_gpu_s))
     except ValueError as error:
         raise UnusableModel(f"{where}: {error}") from None
 
