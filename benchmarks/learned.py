@@ -5,9 +5,10 @@ part sees), in Markdown; and RLTune's protocol on the same week. Every model of 
 slice that it was not trained on is the cross-trace row. With several seeds the row is their mean, and the best one by
 the part for choosing is named.
 
-A model is a folder with `training.json` (`learn.cards`), `model.toml` (kind: "network" or "expression"; regime:
-"plain" or "preemptive"; file) and, where it was trained several times, `seed-N` files with the ending of that file.
-A preemptive network's rank is its negative score on the features at the service that a job has had.
+A model is a folder with `training.json` (`learn.cards`), `model.toml` and, where it was trained several times, `seed-N`
+files with the ending of the file that `model.toml` names: kind ("network" or "expression"), file, regime ("plain" or
+"preemptive"), perhaps reserve_after_s. A preemptive network's rank is its negative score on the features at the service
+that a job has had.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import time
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,16 +50,23 @@ class Model:
     regime: Regime
     files: dict[int | None, Path]
 
-    def candidates(self, nodes: Sequence[int]) -> list[Candidate]:
-        return [self._candidate(nodes, seed, path) for seed, path in self.files.items()]
+    limits: dict[str, float]
+    """Arguments of the simulation, as `reserve_after_s`."""
 
-    def _candidate(self, nodes: Sequence[int], seed: int | None, path: Path) -> Candidate:
-        name = self.training.name
+    def name_on(self, slice_name: str) -> str:
+        trained = self.training.slice
+        return self.training.name if trained == slice_name else f"{self.training.name}, trained on {trained}"
+
+    def candidates(self, slice_name: str, nodes: Sequence[int]) -> list[Candidate]:
+        name = self.name_on(slice_name)
+        return [self._candidate(name, nodes, seed, path) for seed, path in self.files.items()]
+
+    def _candidate(self, name: str, nodes: Sequence[int], seed: int | None, path: Path) -> Candidate:
         if self.kind == "expression":
-            return judge.by_expression(name, expression.parse(path.read_text()), nodes, seed)
+            return judge.by_expression(name, expression.parse(path.read_text()), nodes, seed, **self.limits)
         loaded = network.load(path)
         if self.regime is Regime.PLAIN:
-            return judge.by_network(name, loaded, nodes, seed)
+            return judge.by_network(name, loaded, nodes, seed, **self.limits)
 
         def ranks(features: Float32s) -> Floats:
             return -loaded.scores(features)
@@ -89,7 +97,8 @@ def run(quick: bool) -> None:
                 table = cards.Table(name, part, regime, bench.rows(part, regime))
                 tables.append(table)
                 console.print(f"\n### {table.title}\n", markup=False)
-                console.print("\n".join(cards.markdown(table.rows)), markup=False)
+                lines = [*cards.markdown(table.rows), "", *cards.compared(table.rows)]
+                console.print("\n".join(lines), markup=False)
         chosen |= bench.chosen()
         bench.protocol(PROTOCOL_NODES[name])
     if os.environ.get("STREAMSCHED_BENCH_CARDS"):
@@ -107,7 +116,8 @@ def _model(folder: Path) -> Model:
         int(path.stem.removeprefix("seed-")): path for path in sorted(folder.glob(f"seed-*{only.suffix}"))
     }
     regime = Regime.PREEMPTIVE if told.get("regime") == "preemptive" else Regime.PLAIN
-    return Model(folder, cards.read_training(folder), str(told["kind"]), regime, seeds or {None: only})
+    limits = {key: float(told[key]) for key in ("reserve_after_s",) if key in told}
+    return Model(folder, cards.read_training(folder), str(told["kind"]), regime, seeds or {None: only}, limits)
 
 
 class _Bench:
@@ -130,7 +140,7 @@ class _Bench:
             *judge.oracles(nodes),
             *(judge.baselines_by_day(self._where) if os.environ.get("STREAMSCHED_BENCH_BY_DAY") else ()),
         ]
-        self._learned = {model.training.name: model.candidates(nodes) for model in models}
+        self._learned = {model.training.name: model.candidates(name, nodes) for model in models}
 
     def rows(self, part: Part, regime: Regime) -> list[Judged]:
         found = [self._judged(candidate, part) for candidate in self._baselines if candidate.regime is regime]
@@ -145,7 +155,7 @@ class _Bench:
         for model in self._models:
             seeded = [c for c in self._learned[model.training.name] if c.seed is not None]
             if model.training.slice == self._where.name and seeded:
-                best = judge.best(self._judged(candidate, Part.CHOOSE) for candidate in seeded)
+                best = judge.lowest(self._judged(candidate, Part.CHOOSE) for candidate in seeded)
                 found[model.training.name] = best.seeds[0]
                 self._console.print(f"\n{best.name}: seed {best.seeds[0]} is the best one on the part for choosing")
         return found
@@ -159,7 +169,10 @@ class _Bench:
             self._console.print(f"\n{self._where.name}: too few jobs for RLTune's batches", markup=False)
             return
         plain = [model for model in self._models if model.regime is Regime.PLAIN]
-        candidates = [*_protocol_rules(cluster), *(c for model in plain for c in model.candidates(cluster))]
+        candidates = [
+            *_protocol_rules(cluster),
+            *(c for model in plain for c in model.candidates(self._where.name, cluster)),
+        ]
         rows = judge.in_protocol(jobs, self._where.spread[own], candidates)
         title = (
             f"{self._where.name}, RLTune's protocol: {len(jobs) // 256} batches of 256 jobs of the report, {nodes} x 8"
@@ -216,12 +229,12 @@ def _share(found: judge.Difference) -> str:
 
 def _write_cards(models: Iterable[Model], tables: Sequence[cards.Table], chosen: dict[str, int]) -> None:
     """Of each model the tables of its regime, without the rows of other models."""
-    names = {model.training.name for model in models}
     for model in models:
-        others = names - {model.training.name}
         of_model = [
-            cards.Table(t.slice, t.part, t.regime, [row for row in t.rows if row.name not in others])
-            for t in tables
-            if t.regime is model.regime
+            replace(
+                table, rows=[row for row in table.rows if not row.learned or row.name == model.name_on(table.slice)]
+            )
+            for table in tables
+            if table.regime is model.regime
         ]
         cards.write(model.folder, model.training, of_model, chosen.get(model.training.name))

@@ -16,7 +16,7 @@ import msgspec
 
 from streamsched.errors import UserError
 
-from .judge import Judged, Measure, Part, Regime, best, difference
+from .judge import Judged, Measure, Part, Regime, best_rule, difference
 
 TRAINING_FILE: Final = "training.json"
 
@@ -88,7 +88,8 @@ def text(training: Training, tables: Sequence[Table], chosen_seed: int | None = 
     }
     lines = [f"# {training.name}", "", "| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
     for table in tables:
-        lines += ["", f"## {table.title[0].upper()}{table.title[1:]}", "", *markdown(table.rows)]
+        title = table.title + ("" if table.slice == training.slice else " (cross-trace)")
+        lines += ["", f"## {title[0].upper()}{title[1:]}", "", *markdown(table.rows), "", *compared(table.rows)]
         if any(row.oracle for row in table.rows):
             lines += ["", "ORACLE: sees true run times. Nobody could deploy it."]
     lines += ["", "## Limits", "", *(f"- {limit}" for limit in (*training.limits, *LIMITS))]
@@ -104,8 +105,8 @@ LIMITS: Final = (
 
 
 def markdown(rows: Sequence[Judged]) -> list[str]:
-    """A table, lowest mean wait first, each row set against the best that could be deployed of those without seeds."""
-    against = best(row for row in rows if not row.seeds)
+    """A table, lowest mean wait first, each row set against the best rule that could be deployed."""
+    against = best_rule(rows)
     headings = (
         "policy", "sees", "mean wait, s", "against the best rule", "p50", "p99", "longest", "mean JCT", "slowdown",
         "utilisation", "preemptions per job",
@@ -116,17 +117,37 @@ def markdown(rows: Sequence[Judged]) -> list[str]:
     return lines
 
 
+def compared(rows: Sequence[Judged]) -> list[str]:
+    """A line for each learned policy: what it has less than the best rule, on the same days."""
+    against = best_rule(rows)
+    lines = []
+    for row in rows:
+        if row.learned:
+            told = ", ".join(f"{name} {_difference(row, against, measure)}" for measure, name in _COMPARED.items())
+            lines.append(f"- {row.name} against {against.name} ({against.sees}): {told}.")
+    return lines
+
+
+_COMPARED: Final = {
+    Measure.MEAN_WAIT: "mean wait",
+    Measure.P99_WAIT: "p99",
+    Measure.MAX_WAIT: "longest",
+    Measure.MEAN_JCT: "mean JCT",
+}
+
+
+def _difference(row: Judged, against: Judged, measure: Measure) -> str:
+    found = difference(row, against, measure)
+    between = "" if found.interval is None else f" ({found.interval[0]:+,.0f} to {found.interval[1]:+,.0f})"
+    return f"{found.value:+,.0f}{between}"
+
+
 def _cells(row: Judged, against: Judged) -> list[str]:
-    compared = "-"
-    if row is not against:
-        found = difference(row, against, Measure.MEAN_WAIT)
-        assert found.interval is not None
-        compared = f"{found.value:+,.0f} ({found.interval[0]:+,.0f} to {found.interval[1]:+,.0f})"
     return [
-        f"**{row.name}**" if row.seeds else row.name,
+        f"**{row.name}**" if row.learned else row.name,
         str(row.sees),
         _figure(row, Measure.MEAN_WAIT),
-        compared,
+        "-" if row is against else _difference(row, against, Measure.MEAN_WAIT),
         f"{row.values[Measure.P50_WAIT]:,.0f}",
         _figure(row, Measure.P99_WAIT),
         f"{row.values[Measure.MAX_WAIT]:,.0f}",
@@ -157,7 +178,8 @@ def _document(training: Training, tables: Sequence[Table], chosen_seed: int | No
                 "slice": table.slice,
                 "part": table.part,
                 "regime": table.regime,
-                "rows": [_row(row) for row in table.rows],
+                "best_rule": best_rule(table.rows).name,
+                "rows": [_row(row, best_rule(table.rows)) for row in table.rows],
             }
             for table in tables
         ],
@@ -165,14 +187,20 @@ def _document(training: Training, tables: Sequence[Table], chosen_seed: int | No
     return msgspec.json.encode(found)
 
 
-def _row(row: Judged) -> dict[str, Any]:
+def _row(row: Judged, against: Judged) -> dict[str, Any]:
     intervals = {measure: row.interval(measure) for measure in row.draws}
+    differences = {measure: difference(row, against, measure) for measure in row.values}
     return {
         "name": row.name,
         "sees": row.sees,
+        "learned": row.learned,
         "seeds": row.seeds,
         "values": {str(measure): _rounded(value) for measure, value in row.values.items()},
         "intervals": {str(m): [_rounded(end) for end in ends] for m, ends in intervals.items() if ends is not None},
+        "to_best_rule": {
+            str(measure): [_rounded(found.value), *(_rounded(end) for end in found.interval or ())]
+            for measure, found in differences.items()
+        },
         "least": {str(measure): _rounded(value) for measure, value in row.least.items()},
         "most": {str(measure): _rounded(value) for measure, value in row.most.items()},
     }

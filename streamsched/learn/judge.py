@@ -121,6 +121,7 @@ class Candidate:
     run: Run
     regime: Regime = Regime.PLAIN
     sees: Sees = Sees.BEFORE
+    learned: bool = False
     seed: int | None = None
     """Of its training."""
 
@@ -202,6 +203,7 @@ class Judged:
     draws: Mapping[Measure, Floats]
     """[draw]"""
     days: int
+    learned: bool = False
     seeds: tuple[int, ...] = ()
     """Of training, where there were several: `values` and `draws` are means over them."""
     least: Mapping[Measure, float] = field(default_factory=dict)
@@ -248,9 +250,14 @@ def over_seeds(runs: Sequence[Judged]) -> Judged:
     )
 
 
-def best(rows: Iterable[Judged], measure: Measure = Measure.MEAN_WAIT) -> Judged:
-    """The lowest that could be deployed; of equal ones the first by name. Raises ValueError where there is none."""
-    return min((row for row in rows if not row.oracle), key=lambda row: (row.values[measure], row.name))
+def lowest(rows: Iterable[Judged], measure: Measure = Measure.MEAN_WAIT) -> Judged:
+    """Of equal ones the first by name. Raises ValueError where there is none."""
+    return min(rows, key=lambda row: (row.values[measure], row.name))
+
+
+def best_rule(rows: Iterable[Judged]) -> Judged:
+    """By mean wait, of the rules that could be deployed. Raises ValueError where there is none."""
+    return lowest(row for row in rows if not (row.oracle or row.learned))
 
 
 def _between(draws: Floats, days: int) -> Interval:
@@ -309,7 +316,8 @@ class Judge:
         values[Measure.MAX_WAIT], values[Measure.WEIGHTED_WAIT_MAX] = float(wait.max()), float((weight * wait).max())
         values[Measure.UTILISATION] = float(useful.mean())
         seeds = () if candidate.seed is None else (candidate.seed,)
-        return Judged(candidate.name, candidate.regime, candidate.sees, values, draws, len(starts), seeds)
+        of, days = candidate, len(starts)
+        return Judged(of.name, of.regime, of.sees, values, draws, days, of.learned, seeds)
 
 
 _PERCENTILES: Final = {Measure.P50_WAIT: 50.0, Measure.P99_WAIT: 99.0}
@@ -368,7 +376,7 @@ def by_network(
     def run(jobs: Workload, spread: Floats) -> Outcome:
         return scored.simulate_network(scored.Instance(jobs, node_gpus, spread=spread), network, **limits)
 
-    return Candidate(name, run, seed=seed)
+    return Candidate(name, run, learned=True, seed=seed)
 
 
 def by_expression(
@@ -379,7 +387,7 @@ def by_expression(
     def run(jobs: Workload, spread: Floats) -> Outcome:
         return scored.simulate_expression(scored.Instance(jobs, node_gpus, spread=spread), expression, **limits)
 
-    return Candidate(name, run, seed=seed)
+    return Candidate(name, run, learned=True, seed=seed)
 
 
 Ranks = Callable[[Float32s], Floats]
@@ -402,7 +410,7 @@ def by_rank(
         index = Index(np.asarray(levels_gpu_s, np.float64), table, np.arange(len(jobs)))
         return simulate_index(jobs, node_gpus, index, preemption)
 
-    return Candidate(name, run, Regime.PREEMPTIVE, seed=seed)
+    return Candidate(name, run, Regime.PREEMPTIVE, learned=True, seed=seed)
 
 
 def rank_table(

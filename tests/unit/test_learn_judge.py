@@ -219,7 +219,7 @@ def test_seeds_make_one_row(drawn: Slice) -> None:
 def test_the_best_can_be_deployed(drawn: Slice) -> None:
     judged = Judge(drawn, draws=50)
     rows = [judged.judge(candidate, Part.REPORT) for candidate in (*judge.rules(NODES), *judge.oracles(NODES))]
-    found = judge.best(row for row in rows if row.regime is Regime.PLAIN)
+    found = judge.best_rule(row for row in rows if row.regime is Regime.PLAIN)
     assert not found.oracle
     assert found.values[Measure.MEAN_WAIT] == min(
         row.values[Measure.MEAN_WAIT] for row in rows if row.regime is Regime.PLAIN and row.sees is not Sees.TRUE
@@ -393,12 +393,22 @@ def test_a_card_tells_all_and_is_the_same_again(drawn: Slice, tmp_path: Path) ->
     assert "| **first** | before |" in text
     assert "ORACLE" in text
     assert "- One cluster." in text
+    assert "Drawn, report part, without preemption (cross-trace)" in text
+    assert "- first against " in text
+    rows = cards.msgspec.json.decode(first[1])["tables"][0]["rows"]
+    assert [row["name"] for row in rows if row["learned"]] == ["first"]
+    for row in rows:
+        low, high = row["intervals"]["mean_wait_s"]
+        assert low <= row["values"]["mean_wait_s"] <= high
+        assert len(row["to_best_rule"]["p99_wait_s"]) == 3
+        assert len(row["to_best_rule"]["max_wait_s"]) == 1
 
 
 def test_rows_are_set_against_the_best_rule(drawn: Slice) -> None:
     rows = rows_of(drawn)
     lines = cards.markdown(rows)[2:]
-    rule = judge.best(row for row in rows if not row.seeds)
+    rule = judge.best_rule(rows)
+    assert not rule.learned
     assert [line.split(" | ")[3] for line in lines if line.startswith(f"| {rule.name} | {rule.sees}")] == ["-"]
     assert sum(" | - | " in line for line in lines) == 1
     waits = [float(line.split(" | ")[2].split(" ")[0].replace(",", "")) for line in lines]
