@@ -89,7 +89,14 @@ def text(training: Training, tables: Sequence[Table], chosen_seed: int | None = 
     lines = [f"# {training.name}", "", "| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
     for table in tables:
         title = table.title + ("" if table.slice == training.slice else " (cross-trace)")
-        lines += ["", f"## {title[0].upper()}{title[1:]}", "", *markdown(table.rows), "", *compared(table.rows)]
+        lines += [
+            "",
+            f"## {title[0].upper()}{title[1:]}",
+            "",
+            *markdown(leading(table.rows)),
+            "",
+            *compared(table.rows),
+        ]
         if any(row.oracle for row in table.rows):
             lines += ["", "ORACLE: sees true run times. Nobody could deploy it."]
     lines += ["", "## Limits", "", *(f"- {limit}" for limit in (*training.limits, *LIMITS))]
@@ -97,6 +104,7 @@ def text(training: Training, tables: Sequence[Table], chosen_seed: int | None = 
 
 
 LIMITS: Final = (
+    "Of the rules and oracles the best are shown; card.json has all.",
     "Intervals (95 %) draw the days of the part, the same for all rows. Seven days are few, and queues hold together"
     " for longer than a day: they are rather too narrow.",
     "Arrivals end with the part: its last jobs meet less of a queue than they would, under every policy.",
@@ -115,6 +123,15 @@ def markdown(rows: Sequence[Judged]) -> list[str]:
     for row in sorted(rows, key=lambda row: (row.values[Measure.MEAN_WAIT], row.name)):
         lines.append("| " + " | ".join(_cells(row, against)) + " |")
     return lines
+
+
+def leading(rows: Sequence[Judged], rules: int = 10, oracles: int = 3) -> list[Judged]:
+    """Learned policies, the best rules and oracles by mean wait, and FCFS with and without skipping."""
+    ordered = sorted(rows, key=lambda row: (row.values[Measure.MEAN_WAIT], row.name))
+    deployable = [row for row in ordered if not (row.learned or row.oracle)]
+    fcfs = [row for row in deployable[rules:] if row.name in ("fcfs, none", "fcfs, skip")]
+    known = [row for row in ordered if row.oracle]
+    return [*(row for row in ordered if row.learned), *deployable[:rules], *fcfs, *known[:oracles]]
 
 
 def compared(rows: Sequence[Judged]) -> list[str]:

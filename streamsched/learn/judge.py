@@ -201,7 +201,7 @@ class Judged:
     sees: Sees
     values: Mapping[Measure, float]
     draws: Mapping[Measure, Floats]
-    """[draw]"""
+    """[draw]; none where there is but one day."""
     days: int
     learned: bool = False
     seeds: tuple[int, ...] = ()
@@ -261,7 +261,7 @@ def best_rule(rows: Iterable[Judged]) -> Judged:
 
 
 def _between(draws: Floats, days: int) -> Interval:
-    share = 2.0 * NormalDist().cdf(math.sqrt(days / (days - 1.0)) * _t_975(days - 1)) - 1.0 if days > 1 else 0.95
+    share = 2.0 * NormalDist().cdf(math.sqrt(days / (days - 1.0)) * _t_975(days - 1)) - 1.0
     low, high = np.percentile(draws, [50 * (1 - share), 50 * (1 + share)])
     return float(low), float(high)
 
@@ -317,7 +317,7 @@ class Judge:
         values[Measure.UTILISATION] = float(useful.mean())
         seeds = () if candidate.seed is None else (candidate.seed,)
         of, days = candidate, len(starts)
-        return Judged(of.name, of.regime, of.sees, values, draws, days, of.learned, seeds)
+        return Judged(of.name, of.regime, of.sees, values, draws if days > 1 else {}, days, of.learned, seeds)
 
 
 _PERCENTILES: Final = {Measure.P50_WAIT: 50.0, Measure.P99_WAIT: 99.0}

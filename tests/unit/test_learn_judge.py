@@ -415,6 +415,23 @@ def test_rows_are_set_against_the_best_rule(drawn: Slice) -> None:
     assert waits == sorted(waits)
 
 
+def test_leading_rows(drawn: Slice) -> None:
+    rows = rows_of(drawn)
+    rule = judge.best_rule(rows)
+    assert {row.name for row in cards.leading(rows, rules=1, oracles=0)} == {"first", rule.name, "fcfs, skip"}
+    assert len(cards.leading(rows)) == len(rows)
+
+
+def test_one_day_has_no_interval() -> None:
+    jobs = trace(30, days=0.9)
+    day = Slice("day", jobs, [], NODES, Split((0.0, 0.3 * DAY_S, 0.6 * DAY_S, DAY_S)))
+    judged = Judge(day, draws=50)
+    rows = [judged.judge(candidate, Part.REPORT) for candidate in judge.rules(NODES)[:2]]
+    assert rows[0].interval(Measure.MEAN_WAIT) is None
+    assert judge.difference(rows[0], rows[1], Measure.P99_WAIT).interval is None
+    assert "(" not in "".join(cards.markdown(rows)[2:])
+
+
 def test_training_is_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         cards.read_training(tmp_path)
