@@ -76,6 +76,9 @@ class EsConfig:
     """Windows in which the base rule's mean wait is less teach nothing and are drawn anew."""
     check_every: int = 10
     """Generations between looks at the choosing part."""
+    choose_loads: tuple[float, ...] = (1.0, 0.95, 1.05)
+    """Loads at which the choosing part is looked at: the choice goes by the mean of the costs, since one schedule of a
+    week turns on a few large jobs."""
     reserve_after_s: float = 79_200.0
     """Without preemption nodes are kept for jobs that have waited so long; with it they go first."""
     move_after_s: float = 1_800.0
@@ -207,8 +210,8 @@ class Check(msgspec.Struct, frozen=True):
 
     generation: int
     cost: float
-    mean_s: float
-    p99_s: float
+    waits: list[tuple[float, float]]
+    """(mean, p99) at each of `choose_loads`, s"""
 
 
 @dataclass(eq=False)
@@ -259,16 +262,16 @@ def search(
     if not 0 < course.trained < course.known:
         raise ValueError("jobs are needed to train on, and others to choose by")
     form = Form(config)
-    choosing = Runs(course.part(0, course.known), config)
+    choosing = [Runs(course.part(0, course.known, load), config) for load in config.choose_loads]
     state = _read(checkpoint, config) or _fresh(form, config)
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
         if not state.checks:
-            state.checks.append(_look(choosing, form.network(state.vector), course, config, None, 0))
+            state.checks.append(_look(choosing, form.network(state.vector), course, config, None, pool))
             progress(state.checks[-1], 0)
         while state.generation < config.generations:
             _step(state, form, course, config, pool)
             if state.generation % config.check_every == 0 or state.generation == config.generations:
-                check = _look(choosing, form.network(state.mean), course, config, state.checks[0], state.generation)
+                check = _look(choosing, form.network(state.mean), course, config, state, pool)
                 if check.cost < min(known.cost for known in state.checks):
                     state.best = state.mean.copy()
                 state.checks.append(check)
@@ -286,10 +289,18 @@ def _fresh(form: Form, config: EsConfig) -> State:
     return State(start, start.copy(), nothing, nothing, dict(random.bit_generator.state))
 
 
-def _look(runs: Runs, network: Network, course: Course, config: EsConfig, base: Check | None, generation: int) -> Check:
-    mean_s, p99_s = waits(runs.outcome(network), course.trained)
-    known = (mean_s, p99_s) if base is None else (base.mean_s, base.p99_s)
-    return Check(generation, cost((mean_s, p99_s), known, config), mean_s, p99_s)
+def _look(
+    choosing: list[Runs],
+    network: Network,
+    course: Course,
+    config: EsConfig,
+    state: State | None,
+    pool: ThreadPoolExecutor,
+) -> Check:
+    found = list(pool.map(lambda runs: waits(runs.outcome(network), course.trained), choosing))
+    base = found if state is None else state.checks[0].waits
+    costs = [cost(now, then, config) for now, then in zip(found, base, strict=True)]
+    return Check(0 if state is None else state.generation, float(np.mean(costs)), found)
 
 
 _FIRST: Final = 0.8

@@ -22,7 +22,7 @@ class Ranks:
 
     def __init__(self, instance: Instance, levels_gpu_s: Sequence[float]) -> None:
         self._instance, self._levels = instance, np.asarray(levels_gpu_s, np.float64)
-        _, _, _, fixed, _ = instance.arrays
+        fixed = instance.arrays[3]
         different, kind = np.unique(fixed.T, axis=0, return_inverse=True)
         self._kind = kind.astype(np.int64)
         features = np.zeros((len(different), len(self._levels) + 1, len(FEATURES)), np.float32)

@@ -6,6 +6,7 @@ The loop is in `scored_kernel.py`; what it means is what `sim.simulator` over th
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,16 +46,24 @@ class Instance:
     """[job]; None: 1."""
     spread: Floats | None = None
     """[job] of the predictions; None: 0, or the widest where nothing is known."""
+    reserve_after_s: float = math.inf
+    """A job that has waited so long gets nodes of its own, as in the core (ADR 0014): those with most room then, which
+    nobody else may use until it starts, there or elsewhere."""
+    reservations_max: int = 4
+    """At a time, the first to arrive first."""
 
     def __post_init__(self) -> None:
         _refuse_what_cannot_run(self.jobs, self.node_gpus)
         for given in (self.weight, self.spread):
             if given is not None and (given.shape != (len(self.jobs),) or not np.isfinite(given).all()):
                 raise ValueError(f"{len(self.jobs)} finite numbers expected for weight and spread")
+        if not self.reserve_after_s >= 0 or self.reservations_max < 0:
+            raise ValueError("reserve_after_s and reservations_max are at least 0")
 
     @cached_property
-    def arrays(self) -> tuple[Floats, Floats, Ints, Floats, Ints]:
-        """What the compiled loop takes: (submit, duration, GPUs, fixed features [feature, job], GPUs of nodes)."""
+    def arrays(self) -> tuple[Floats, Floats, Ints, Floats, Ints, float, int]:
+        """What the compiled loop takes: (submit, duration, GPUs, fixed features [feature, job], GPUs of nodes, when
+        nodes are kept, for how many)."""
         jobs, known = self.jobs, self.jobs.estimate_s is not None
         run_s = jobs.estimate_s if jobs.estimate_s is not None else np.full(len(jobs), UNKNOWN_RUN_S)
         spread = np.full(len(jobs), 0.0 if known else UNKNOWN_SPREAD) if self.spread is None else self.spread
@@ -68,6 +77,8 @@ class Instance:
             np.ascontiguousarray(jobs.gpus, np.int64),
             fixed.astype(np.float32).astype(np.float64),
             np.asarray(self.node_gpus, np.int64),
+            float(self.reserve_after_s),
+            int(self.reservations_max),
         )
 
 

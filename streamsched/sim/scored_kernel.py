@@ -55,7 +55,7 @@ from streamsched.policy.expression import (
 from streamsched.policy.network import ROUNDED
 
 from . import fast_kernel
-from .fast_kernel import Nodes, Running, _free, _nodes, _placed_at, _pop_end, _push_end, _running, _shift, _take
+from .fast_kernel import Nodes, Running, _change, _free, _nodes, _placed_at, _pop_end, _push_end, _running, _take
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int16]
@@ -133,6 +133,26 @@ class Instance(NamedTuple):
     fixed: Floats
     """[fixed feature, job], rounded to float32."""
     node_gpus: Ints
+    reserve_after_s: float
+    """A job that has waited so long has nodes kept for it; infinite: none ever."""
+    reservations_max: int
+
+
+class Kept(NamedTuple):
+    """Nodes that are kept for jobs that have waited too long. As far as `Nodes` goes they have nothing free."""
+
+    after_s: float
+    most: int
+    job: Ints
+    """[node] for whom, -1: for nobody"""
+    free: Ints
+    """[node] GPUs that are free on a node that is kept"""
+    size: Ints
+    """[node] its GPUs"""
+    jobs: Ints
+    """The jobs that nodes are kept for, in order of arrival, the first `length`."""
+    length: Ints
+    """[1]"""
 
 
 class World(NamedTuple):
@@ -144,6 +164,7 @@ class World(NamedTuple):
     capacity: int
     """GPUs of the cluster."""
     nodes: Nodes
+    kept: Kept
     running: Running
     queue: Ints
     """Waiting jobs in order of arrival."""
@@ -182,6 +203,15 @@ def _world(instance: Instance, stack: int) -> World:
         instance.gpus,
         capacity,
         _nodes(instance.node_gpus),
+        Kept(
+            instance.reserve_after_s,
+            instance.reservations_max,
+            np.full(instance.node_gpus.shape[0], -1),
+            np.zeros(instance.node_gpus.shape[0], np.int64),
+            instance.node_gpus,
+            np.zeros(instance.reservations_max + 1, np.int64),
+            np.zeros(1, np.int64),
+        ),
         _running(min(total, capacity) + 1),
         np.empty(total, np.int64),
         np.zeros(2, np.int64),
@@ -449,8 +479,18 @@ def _largest_fitting(nodes: Nodes) -> int:
 
 
 @_inlined
+def _show_kept(world: World, sign: int) -> None:
+    """What is free on nodes that are kept counts as free in the features of the cluster (1), and not as room (-1)."""
+    if world.kept.length[0] > 0:
+        for node in range(world.kept.job.shape[0]):
+            if world.kept.job[node] >= 0:
+                _change(world.nodes, node, sign * world.kept.free[node])
+
+
+@_inlined
 def _look_at_cluster(world: World, fragmentation: bool) -> None:
     """The features of the cluster, in their order."""
+    _show_kept(world, 1)
     free, queued = float(_free(world.nodes)), float(world.asked[1])
     world.cluster[0] = _rounded(free)
     world.cluster[1] = _rounded(float(_largest_free(world.nodes.having)))
@@ -459,6 +499,7 @@ def _look_at_cluster(world: World, fragmentation: bool) -> None:
     world.cluster[4] = _rounded(_load(world.capacity - free, queued, float(world.capacity)))
     if fragmentation:
         world.cluster[5] = _rounded(_fragmentation(world.nodes.having, world.demand, world.asked[0]))
+    _show_kept(world, -1)
 
 
 @_inlined
@@ -489,9 +530,15 @@ def _best(world: World, count: int, limit: int) -> int:
 def _begin(world: World, job: int, now: float) -> None:
     gpus = world.gpus[job]
     _take(world.nodes, gpus, world.placed, world.placed_at[job])
+    _run_on(world, job, now)
+
+
+@_inlined
+def _run_on(world: World, job: int, now: float) -> None:
+    """The job has its nodes."""
     world.start[job] = now
     _push_end(world.running, now + world.duration[job], job)
-    _count(world, gpus, -1)
+    _count(world, world.gpus[job], -1)
 
 
 @_inlined
@@ -502,6 +549,144 @@ def _forget_started(world: World, waited: int) -> None:
         job = world.queue[place]
         world.queue[left] = job
         left += np.isnan(world.start[job])
+
+
+# ── nodes that are kept ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_inlined
+def _keeps_for(world: World, job: int) -> bool:
+    found = False
+    for place in range(world.kept.length[0]):
+        found = found or world.kept.jobs[place] == job
+    return found
+
+
+@_inlined
+def _keep(world: World, job: int) -> bool:
+    """Keep nodes for a job, worker by worker the one with the most room now; whether there are as many."""
+    kept, nodes, whole = world.kept, world.nodes, int(world.nodes.having.shape[0]) - 1
+    left = world.gpus[job]
+    while left > 0:
+        worker, best = min(left, whole), -1
+        for node in range(kept.job.shape[0]):
+            able = kept.job[node] < 0 and kept.size[node] >= worker
+            if able and (best < 0 or nodes.free[node] > nodes.free[best]):
+                best = node
+        if best < 0:
+            _give_back(world, job)
+            return False
+        kept.job[best], kept.free[best] = job, nodes.free[best]
+        _change(nodes, best, -kept.free[best])
+        left -= worker
+    place = kept.length[0]
+    kept.length[0] += 1
+    while place > 0 and kept.jobs[place - 1] > job:
+        kept.jobs[place] = kept.jobs[place - 1]
+        place -= 1
+    kept.jobs[place] = job
+    return True
+
+
+@_inlined
+def _give_back(world: World, job: int) -> None:
+    """Its nodes are kept no more."""
+    kept, left = world.kept, 0
+    for node in range(kept.job.shape[0]):
+        if kept.job[node] == job:
+            kept.job[node] = -1
+            _change(world.nodes, node, kept.free[node])
+    for place in range(kept.length[0]):
+        if kept.jobs[place] != job:
+            kept.jobs[left] = kept.jobs[place]
+            left += 1
+    kept.length[0] = left
+
+
+@_inlined
+def _take_kept(world: World, job: int) -> bool:
+    """Whether the job fits the nodes that are kept for it, and then has them: the first of these that suffice."""
+    kept, whole = world.kept, int(world.nodes.having.shape[0]) - 1
+    left, at = world.gpus[job], world.placed_at[job]
+    while left > 0:
+        worker, node = min(left, whole), 0
+        while node < kept.job.shape[0] and not (kept.job[node] == job and kept.free[node] >= worker):
+            node += 1
+        if node == kept.job.shape[0]:
+            break
+        kept.free[node] -= worker
+        world.placed[at] = node
+        at += 1
+        left -= worker
+    if left == 0:
+        return True
+    taken = world.gpus[job] - left
+    for place in range(world.placed_at[job], at):
+        kept.free[world.placed[place]] += min(taken, whole)
+        taken -= whole
+    return False
+
+
+@_inlined
+def _release(world: World, job: int) -> None:
+    """The GPUs of a job that has ended."""
+    whole, left = int(world.nodes.having.shape[0]) - 1, world.gpus[job]
+    for at in range(world.placed_at[job], world.placed_at[job + 1]):
+        node = world.placed[at]
+        if world.kept.job[node] >= 0:
+            world.kept.free[node] += min(left, whole)
+        else:
+            _change(world.nodes, node, min(left, whole))
+        left -= whole
+
+
+@_inlined
+def _start_kept(world: World, now: float) -> None:
+    """Jobs whose nodes have drained start there, the first to arrive first."""
+    waited, place = world.asked[0], 0
+    while place < world.kept.length[0]:
+        job = world.kept.jobs[place]
+        if _take_kept(world, job):
+            _give_back(world, job)
+            _run_on(world, job, now)
+        else:
+            place += 1
+    if world.asked[0] < waited:
+        _forget_started(world, waited)
+
+
+@_inlined
+def _keep_for_overdue(world: World, now: float) -> None:
+    """Keep nodes for jobs that have waited too long, the first to arrive first."""
+    place, hopeless = 0, np.int64(2**62)
+    while place < world.asked[0] and world.kept.length[0] < world.kept.most:
+        job = world.queue[place]
+        if world.submit[job] + world.kept.after_s > now:
+            break
+        if world.gpus[job] < hopeless and not _keeps_for(world, job) and not _keep(world, job):
+            hopeless = world.gpus[job]
+        place += 1
+
+
+@_inlined
+def _reserve(world: World, now: float) -> None:
+    started = True
+    while started:
+        waited = world.asked[0]
+        _start_kept(world, now)
+        _keep_for_overdue(world, now)
+        _start_kept(world, now)
+        started = world.asked[0] < waited
+
+
+@_inlined
+def _next_overdue(world: World, now: float) -> float:
+    """When the next waiting job has waited too long; of those that have already, none comes anew by time alone."""
+    for place in range(world.asked[0]):
+        due = world.submit[world.queue[place]] + world.kept.after_s
+        if due > now:
+            return float(due)
+    return np.inf
 
 
 @_inlined
@@ -521,6 +706,8 @@ def _pass(world: World, program: Program, layers: Layers, now: float) -> None:
         _evaluate(world, program, 0, program.length, world.fitting, count, now)
     place = _best(world, count, limit)
     while place >= 0:
+        if _keeps_for(world, world.fitting[place]):
+            _give_back(world, world.fitting[place])
         _begin(world, world.fitting[place], now)
         world.fitting[place] = -1
         limit = _largest_fitting(world.nodes)
@@ -534,8 +721,12 @@ def _next_moment(world: World, arrived: int, now: float) -> float:
     moment = world.submit[arrived] if arrived < world.submit.shape[0] else np.inf
     if world.running.length[0] > 0:
         moment = min(moment, world.running.end[0])
+    if world.kept.after_s < np.inf:
+        moment = min(moment, _next_overdue(world, now))
+    _show_kept(world, 1)
     world.sums[0] += world.asked[0] * (moment - now)
     world.sums[1] += (world.capacity - _free(world.nodes)) * (moment - now)
+    _show_kept(world, -1)
     return float(moment)
 
 
@@ -543,7 +734,7 @@ def _next_moment(world: World, arrived: int, now: float) -> float:
 def _complete(world: World, now: float) -> None:
     while world.running.length[0] > 0 and world.running.end[0] <= now:
         job = _pop_end(world.running)
-        _shift(world.nodes, world.gpus[job], world.placed, world.placed_at[job], 1)
+        _release(world, job)
         world.finish[job] = now
 
 
@@ -567,6 +758,8 @@ def _schedule(world: World, program: Program, layers: Layers) -> None:
         now = _next_moment(world, arrived, now)
         _complete(world, now)
         arrived = _arrive(world, arrived, now)
+        if world.kept.after_s < np.inf:
+            _reserve(world, now)
         if world.asked[0] > 0:
             _pass(world, program, layers, now)
             world.sums[2] += 1
@@ -664,6 +857,8 @@ def _decide(world: World, layers: Layers, trail: Trail, now: float, temperature:
             trail.chosen[trail.length[0]] = place
             trail.job[trail.length[0]] = world.fitting[place]
             trail.length[0] += 1
+        if _keeps_for(world, world.fitting[place]):
+            _give_back(world, world.fitting[place])
         _begin(world, world.fitting[place], now)
         _forget_started(world, waited)
 
@@ -678,6 +873,8 @@ def _episode(world: World, layers: Layers, trail: Trail, temperature: float) -> 
         now = _next_moment(world, arrived, now)
         _complete(world, now)
         arrived = _arrive(world, arrived, now)
+        if world.kept.after_s < np.inf:
+            _reserve(world, now)
         if world.asked[0] > 0:
             _decide(world, layers, trail, now, temperature)
             world.sums[2] += 1

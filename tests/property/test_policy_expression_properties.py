@@ -76,7 +76,7 @@ def test_the_compiled_interpreter_gives_the_same_bits(
     assert np.isfinite(expected).all()
     fixed = np.ascontiguousarray(rows[:, : len(FIXED)].T.astype(np.float64))
     gpus = np.ones(len(submit), np.int64)
-    instance = kernel.Instance(submit, np.ones(len(submit)), gpus, fixed, np.array([8]))
+    instance = kernel.Instance(submit, np.ones(len(submit)), gpus, fixed, np.array([8]), np.inf, 0)
     codes, constants = np.array(expression.codes, np.int16), np.array(expression.constants, np.float64)
     cluster = rows[0, INDEX["free_gpus"] :].astype(np.float64)
     found = compiled(instance, codes, constants, expression.stack, cluster, now)
