@@ -67,6 +67,8 @@ def run(quick: bool) -> None:
     console = Console(width=None if Console().is_terminal else 160)
     traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
     wanted = (os.environ.get("STREAMSCHED_BENCH_CASES") or ",".join(SLICES)).split(",")
+    if not set(wanted) & set(SLICES):
+        console.print(f"policies: no case {', '.join(wanted)}; there are {', '.join(SLICES)}", markup=False)
     for name, (path, first, before, nodes) in SLICES.items():
         if name not in wanted:
             continue

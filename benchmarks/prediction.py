@@ -415,7 +415,10 @@ def _best_ms(call: Callable[[], object]) -> float:
 def run(quick: bool) -> None:
     """STREAMSCHED_BENCH_CASES: philly-4w,venus-4w,acme,recurrent,costs (all)."""
     console = Console(width=None if Console().is_terminal else 160)
-    wanted = (os.environ.get("STREAMSCHED_BENCH_CASES") or "philly-4w,venus-4w,acme,recurrent,costs").split(",")
+    known = ("philly-4w", "venus-4w", "acme", "recurrent", "costs")
+    wanted = (os.environ.get("STREAMSCHED_BENCH_CASES") or ",".join(known)).split(",")
+    if not set(wanted) & set(known):
+        console.print(f"prediction: no case {', '.join(wanted)}; there are {', '.join(known)}", markup=False)
     for case in cases(quick, wanted):
         if isinstance(case, str):
             console.print(f"prediction: {case}", markup=False)

@@ -370,7 +370,7 @@ def _run_one(plan: Plan, progress: bool = False) -> Run:
             f"{plan.trace}:{endless.line}: a job of {endless.duration_s:g} s; expected no more than {LONGEST_S:,.0f}"
         )
     if plan.estimates.kind == "user" and all(told is None for _, told in rows):
-        raise UserError(f"{plan.trace}: has no users' estimates: choose none, true or noisy:SIGMA")
+        raise UserError(f"{plan.trace}: has no users' estimates: choose none, true, predicted or noisy:SIGMA")
     columns = _Columns(
         submit_s=np.array([job.submit_s for job, _ in rows], dtype=np.float64),
         run_s=np.array([job.duration_s for job, _ in rows], dtype=np.float64),
@@ -467,7 +467,10 @@ def _gittins_table(plan: Plan) -> np.ndarray[tuple[int, int], np.dtype[np.float6
     start = plan.submitted_from
     found = None if start is None else gittins.table_before(_before(plan), start)
     if found is None:
-        raise UserError(f"{plan.trace}: policy gittins learns from jobs that began before --from, and there are none")
+        raise UserError(
+            f"{plan.trace}: policy gittins learns from jobs that began before --from, and there are none; "
+            "--estimates predicted needs none"
+        )
     return np.asarray(found)
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from streamsched.bus.admin import apply_topics
 from streamsched.errors import CheckFailed, UserError
+from streamsched.policy import by_name
 from streamsched.service.settings import Settings
 from streamsched.service.stacks import Stack, StackName, start_stack
 
@@ -65,14 +66,19 @@ def _supervise(env: dict[str, str], ended: threading.Event) -> None:
 
 @contextmanager
 def running_stack(name: str, data_dir: Path | None) -> Iterator[tuple[Stack, dict[str, str]]]:
-    """The stack with its topics made, and the environment for clients and workers of it."""
-    with start_stack(stack_name(name), data_dir) as stack:
+    """The stack with its topics made, and the environment for clients and workers of it.
+
+    Settings that a worker would refuse are a UserError before anything is started.
+    """
+    chosen, env = stack_name(name), dict(os.environ)
+    if chosen != "external":
+        # Addresses and credentials of another cluster must not mix with those of our own.
+        env = {name: value for name, value in env.items() if not name.startswith(_CONNECTIONS)}
+    by_name(Settings.from_env(env).scheduler.policy)
+    with start_stack(chosen, data_dir) as stack:
         for line in stack.describe():
             console.print(line)
-        env = dict(os.environ)
-        if stack.broker is not None:
-            # Addresses and credentials of another cluster must not mix with those of our own.
-            env = {name: value for name, value in env.items() if not name.startswith(_CONNECTIONS)}
+        if chosen != "external":
             env |= stack.kafka.environment() | {"STREAMSCHED_REDIS_URL": stack.redis.url}
         settings = Settings.from_env(env)
         asyncio.run(apply_topics(settings.kafka, settings.names, settings.partitions, settings.replication))

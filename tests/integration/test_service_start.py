@@ -56,8 +56,6 @@ def test_no_topics(service: Service) -> None:
     ("variable", "value", "said"),
     [
         ("STREAMSCHED_SESSION_S", "soon", "float"),
-        ("STREAMSCHED_PARTITIONS", "-3", "from 1 to"),
-        ("STREAMSCHED_PLACEMENT", "magic", "milp or greedy"),
         ("STREAMSCHED_POLICY", "no-such-rule", "no-such-rule"),
         ("STREAMSCHED_CONFIG", "/no/such/file.toml", "No such file"),
         ("STREAMSCHED_KAFKA_BOOTSTRAP", "nowhere", "HOST:PORT"),

@@ -82,15 +82,15 @@ def _always_owner(meta: Any, epoch: int) -> int:
 
 MUTANTS: dict[str, tuple[int, Any, str, Any]] = {
     "offsets are not kept with the state": (2, PoolRunner, "_pass", lambda self, source: None),
-    "the outbox is skipped at a takeover": (2, recovery, "_not_on_topic", _nothing_is_missing),
-    "GPUs are free when a revoke is sent": (7, ClusterState, "_stop", _free_at_revoke),
-    "a failed publish is not repeated": (2, PoolRunner, "_publish", _publish_once),
+    "the outbox is skipped at a takeover": (7, recovery, "_not_on_topic", _nothing_is_missing),
+    "GPUs are free when a revoke is sent": (35, ClusterState, "_stop", _free_at_revoke),
+    "a failed publish is not repeated": (31, PoolRunner, "_publish", _publish_once),
     "inputs are acknowledged before they are safe": (25, PoolRunner, "submit", _acknowledge_at_once),
     "a lost Redis is not noticed": (29, PoolRunner, "_judge", _judge_nothing),
     "old news of a fence ends new runs": (59, cluster, "_was_there", _surely),
     "the index forgets jobs on their way": (455, runner, "known_jobs", _state_only),
     "placements are published before the journal has them": (5, PoolRunner, "_make_durable", _publish_first),
-    "a read that a closing connection cuts off ends the pool": (7, runner, "connection_errors", nullcontext),
+    "a read that a closing connection cuts off ends the pool": (15, runner, "connection_errors", nullcontext),
 }
 """Bug -> (a seed that found it when this was written, where to put it)."""
 

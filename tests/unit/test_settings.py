@@ -124,6 +124,8 @@ def test_the_bounds_themselves_are_taken_and_what_is_beyond_is_not(variable: str
     ("variable", "text", "said"),
     [
         ("STREAMSCHED_SESSION_S", "1e9", "expected a number from 0.1 to 1800"),
+        ("STREAMSCHED_PARTITIONS", "-3", "from 1 to"),
+        ("STREAMSCHED_PLACEMENT", "magic", "milp or greedy"),
         ("STREAMSCHED_HEARTBEAT_S", "10", "below STREAMSCHED_SESSION_S=10"),
         ("STREAMSCHED_USAGE_HALF_LIFE_S", "0", "expected a number from 1"),
         ("STREAMSCHED_KAFKA_FETCH_WAIT_MS", "99999999999999999999", "expected a whole number from 1 to 10000"),
