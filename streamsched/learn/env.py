@@ -121,8 +121,7 @@ class World:
         found = np.zeros((len(self.fitting), len(FEATURES)), np.float32)
         found[:, : len(self._fixed)] = self._fixed[:, self.fitting].T
         since: Floats = self.jobs.submit_s[self.fitting]
-        waited: Floats = wait_s(0.0, since, self.now)
-        found[:, INDEX["wait_s"]] = waited
+        found[:, INDEX["wait_s"]] = wait_s(np.zeros(len(since)), since, self.now)
         found[:, _CLUSTER:] = self._cluster()
         return found
 
