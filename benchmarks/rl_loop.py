@@ -1,4 +1,4 @@
-"""Reinforcement learning: our loop of PPO beside Stable-Baselines3's, on the same drawn jobs and for the same decisions.
+"""Reinforcement learning: our loop of PPO beside Stable-Baselines3's, on the same jobs, for as many decisions.
 
 Ours begins from nothing (no imitation) here. Stable-Baselines3's PPO has its own multi-layer policy over the flattened
 observation, and no mask: an action without a job starts the oldest job that fits. Jobs are drawn, not real. Both are
