@@ -41,7 +41,7 @@ class RlConfig:
     episodes: int = _of(4, "Episodes of each window: each is compared with the mean of the others.")
     epochs: int = _of(4, "Passes over the decisions of an update.")
     minibatch: int = _of(512, "Decisions of a step.")
-    learning_rate: float = _of(3e-4, "Of Adam.")
+    learning_rate: float = _of(1e-3, "Of Adam.")
     clip: float = _of(0.2, "Of the ratio of probabilities.")
     value_clip: float = _of(0.0, "Of the critic's change; 0: none.")
     entropy: float = _of(0.003, "Weight of the entropy bonus.")

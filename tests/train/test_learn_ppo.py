@@ -117,7 +117,7 @@ def test_imitation_comes_close_to_its_rule() -> None:
 
 
 def test_it_finds_what_pays() -> None:
-    """Long jobs first is what the policy is made to begin with: PPO alone turns it round."""
+    """From random weights, by PPO alone."""
     config = replace(TINY, updates=12, imitation_updates=0, windows=4, episodes=4, learning_rate=5e-3, kl_max=1.0)
     trained = trainer(config)
     trained.run()
