@@ -1,9 +1,9 @@
 """Reinforcement learning: our loop of PPO beside Stable-Baselines3's, on the same jobs, for as many decisions.
 
-Ours begins from nothing (no imitation) here. Stable-Baselines3's PPO has its own multi-layer policy over the flattened
-observation, and no mask: an action without a job starts the oldest job that fits. Jobs are drawn, not real. Both are
-judged by the mean wait of the same validation window, ours in the order it would have live, the other by its best
-action at each decision.
+Ours begins from nothing here, without imitation. Stable-Baselines3's PPO runs on `streamsched/Queue-v0`: once with the
+same actor and critic as ours, jobs that are not there at -1e8, and once as it comes (a perceptron over the flattened
+observation, no mask: an action without a job starts the oldest that fits). Jobs are drawn, not real. All are judged by
+the mean wait of the same window, ours in the order it would have live, the others by their best action each time.
 
 Needs the extra `train`, and stable-baselines3 for the second half.
 """
@@ -82,18 +82,61 @@ def _theirs(table: Table, console: Console, train: Instance, validation: Window,
     from streamsched.learn.env import QueueEnv
 
     sampling = Sampling(jobs=(128, 128), load=(CONFIG.load_low, CONFIG.load_high), warm_jobs=200)
-    env = QueueEnv(train, sampling, base=Rule.SJF, scale=1e5, choices=CONFIG.choices)
-    model = PPO("MultiInputPolicy", env, n_steps=2_048, batch_size=CONFIG.minibatch, n_epochs=CONFIG.epochs,
-                learning_rate=CONFIG.learning_rate, gamma=0.999, gae_lambda=CONFIG.gae_lambda,
-                ent_coef=CONFIG.entropy, seed=0, device="cpu")  # fmt: skip
-    began, spent = time.perf_counter(), 0.0
-    for part in range(VALIDATIONS):
-        model.learn(max(1, budget // VALIDATIONS), reset_num_timesteps=part == 0)
-        spent = time.perf_counter() - began
-        before = time.perf_counter()
-        wait = _judged(model, validation, train)
-        began += time.perf_counter() - before
-        table.add_row("stable-baselines3", f"{spent:.0f}", f"{wait:,.0f}", f"{model.num_timesteps:,}")
+    for name in ("same networks", "as it comes"):
+        env = QueueEnv(train, sampling, base=Rule.SJF, scale=1e5, choices=CONFIG.choices)
+        model = PPO("MultiInputPolicy", env, n_steps=1_024, batch_size=CONFIG.minibatch, n_epochs=CONFIG.epochs,
+                    learning_rate=CONFIG.learning_rate, gamma=0.999, gae_lambda=CONFIG.gae_lambda,
+                    ent_coef=CONFIG.entropy, seed=0, device="cpu",
+                    policy_kwargs=_same_networks() if name == "same networks" else None)  # fmt: skip
+        if name == "same networks":
+            _use_scores(model.policy)
+        spent = 0.0
+        for part in range(VALIDATIONS):
+            began = time.perf_counter()
+            model.learn(budget // VALIDATIONS, reset_num_timesteps=part == 0)
+            spent += time.perf_counter() - began
+            wait = _judged(model, validation, train)
+            table.add_row(f"stable-baselines3, {name}", f"{spent:.0f}", f"{wait:,.0f}", f"{model.num_timesteps:,}")
+
+
+def _same_networks() -> dict[str, Any]:
+    """The features of its policy are our actor's scores and our critic's value."""
+    import torch
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    from streamsched.learn import ppo
+    from streamsched.policy.features import FEATURES, INDEX
+
+    class Scores(BaseFeaturesExtractor):  # type: ignore[misc]
+        def __init__(self, space: Any) -> None:
+            super().__init__(space, CONFIG.choices + 1)
+            self.actor = ppo.perceptron(len(FEATURES), CONFIG.width, CONFIG.depth, 0)
+            inputs = len(FEATURES) + INDEX["free_gpus"]
+            self.critic = ppo.perceptron(inputs, 2 * CONFIG.width, CONFIG.depth, 1)
+
+        def forward(self, seen: Any) -> Any:
+            mask = seen["mask"] > 0
+            scores = self.actor(seen["features"])[:, :, 0].masked_fill(~mask, -1e8)
+            summary = ppo._summary(seen["features"], mask | (mask.sum(1, keepdim=True) == 0))
+            return torch.cat([scores, self.critic(summary)], 1)
+
+    return {"features_extractor_class": Scores, "net_arch": {"pi": [], "vf": []}}
+
+
+def _use_scores(policy: Any) -> None:
+    """Instead of layers of its own behind the features."""
+    import torch
+
+    class Part(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self, which: slice) -> None:
+            super().__init__()
+            self.which = which
+
+        def forward(self, features: Any) -> Any:
+            return features[:, self.which]
+
+    policy.action_net, policy.value_net = Part(slice(CONFIG.choices)), Part(slice(CONFIG.choices, None))
+    policy.optimizer = torch.optim.Adam(policy.parameters(), lr=CONFIG.learning_rate, eps=1e-5)
 
 
 def _judged(model: Any, validation: Window, train: Instance) -> float:
