@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from streamsched.errors import UserError
 from streamsched.learn.rl_config import BASES, RlConfig
 from streamsched.learn.windows import by_rule, cut, drawn_instance, first_of_instance
 from streamsched.policy.features import FEATURES
-from streamsched.policy.network import ROUNDED, from_bytes
+from streamsched.policy.network import ROUNDED, from_bytes, load
 from streamsched.sim.fast import Rule
 from streamsched.sim.scored import simulate_network
 
@@ -23,6 +26,7 @@ if importlib.util.find_spec("torch") is None and os.environ.get("STREAMSCHED_TRA
 
 import torch
 
+from streamsched.commands.train import train_app
 from streamsched.learn import ppo
 from streamsched.learn.env import scaled
 
@@ -123,3 +127,26 @@ def test_it_finds_what_pays() -> None:
     trained.run()
     costs = [cost for _, cost in trained.history]
     assert min(costs[1:]) < costs[0]
+
+
+def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
+    trace, config, out = tmp_path / "jobs.csv", tmp_path / "tiny.toml", tmp_path / "out"
+    jobs = SOURCE.jobs
+    with trace.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["job_id", "submit_s", "duration_s", "gpus", "tenant"])
+        for i in range(len(jobs)):
+            rows.writerow([f"j{i}", jobs.submit_s[i], jobs.duration_s[i], jobs.gpus[i], "t"])
+    config.write_text('base = "smallest"\nupdates = 7\nwindow_jobs = 40\nwarm_jobs = 60\nimitation_updates = 1\n')
+    asked = ["rl", "--trace", trace, "--nodes", "2x8", "--config", config, "--updates", 2, "--threads", 1, "--out", out]
+    found = CliRunner().invoke(train_app, [str(word) for word in asked])
+    assert found.exit_code == 0, (found.output, found.exception)
+    told = json.loads((out / "training.json").read_text())
+    assert told["network"] == load(out / "network.bin").digest
+    assert told["config"]["updates"] == 2
+    assert told["config"]["base"] == told["base"] == "smallest"
+    assert told["best_cost"] <= told["base_cost"]
+    assert told["is_base_rule"] == ("nothing better was found" in found.output)
+    assert [update for update, _ in told["history"]] == [0, 2]
+    again = CliRunner().invoke(train_app, [str(word) for word in [*asked, "--base", "fcfs"]])
+    assert "of other settings or jobs" in str(again.exception)
