@@ -27,7 +27,7 @@ from streamsched.sim.fast import Rule
 from streamsched.sim.scored import Instance
 
 CONFIG = RlConfig(
-    base="sjf", updates=40, window_jobs=128, warm_jobs=200, imitation_updates=0, nodes_low=1.0, threads=1,
+    base="sjf", windows=4, updates=40, window_jobs=128, warm_jobs=200, imitation_updates=0, nodes_low=1.0, threads=1,
     learning_rate=1e-3,
 )  # fmt: skip
 VALIDATIONS = 8
