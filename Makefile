@@ -10,7 +10,7 @@ BIN := .venv/bin
 TESTS := STREAMSCHED_TEST_STACK=$(STACK) $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow chaos soak sim-forever lint format bench constraints services clean
+.PHONY: help demo test test-slow test-train chaos soak sim-forever lint format bench constraints services clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -23,6 +23,9 @@ test: .venv/.dev services  ## All tests but the slow ones (STACK=embedded: witho
 
 test-slow: .venv/.dev services  ## The tests that take over a minute
 	@$(TESTS) -m slow $(PYTEST_ARGS)
+
+test-train: .venv/.train  ## The tests of training, which need torch (installed once, some GB)
+	@STREAMSCHED_TRAIN_TESTS=1 $(BIN)/pytest tests/train $(PYTEST_ARGS)
 
 chaos: .venv/.dev services  ## The long chaos test (10 min): kill workers, broker and Redis, check that no promise breaks
 	@STREAMSCHED_CHAOS=long $(TESTS) tests/integration/test_chaos.py $(PYTEST_ARGS)
@@ -60,6 +63,9 @@ endif
 
 .venv/.dev: pyproject.toml constraints.txt
 	@.ci/setup.sh venv embedded,dev
+
+.venv/.train: .venv/.dev
+	@.ci/setup.sh venv embedded,dev,train
 
 clean:  ## Remove the virtual environment, caches and build output
 	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

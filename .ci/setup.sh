@@ -80,6 +80,7 @@ install_venv() {
   # One stamp per set of extras; the larger set includes the smaller.
   touch .venv/.embedded
   case ",$extras," in *,dev,*) touch .venv/.dev ;; esac
+  case ",$extras," in *,train,*) touch .venv/.train ;; esac
 }
 
 java_is_new_enough() {

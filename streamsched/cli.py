@@ -33,9 +33,10 @@ def _root(
 
 
 def _mount() -> None:
-    from streamsched.commands import demo, history, paper, simulate, solve, topics, up, worker
+    from streamsched.commands import demo, history, paper, simulate, solve, topics, train, up, worker
 
     app.add_typer(topics.topics_app, name="topics")
+    app.add_typer(train.train_app, name="train")
     app.command("worker")(worker.worker)
     app.command("up")(up.up)
     app.command("demo")(demo.demo)

@@ -1,0 +1,262 @@
+"""`streamsched train`: priorities learned in simulation."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from streamsched.commands.output import make_folder, write_text
+from streamsched.commands.simulate import (
+    Before,
+    From,
+    Limit,
+    Nodes,
+    ScenarioFile,
+    TraceFile,
+    _end_s,
+    _read,
+    _source,
+)
+from streamsched.errors import UserError
+from streamsched.learn.rl_config import RlConfig, read_config
+
+if TYPE_CHECKING:
+    from loadgen.jobs import TraceJob
+    from streamsched.commands.simulate import _Source
+    from streamsched.learn.ppo import Progress, Trained
+    from streamsched.learn.windows import Window
+    from streamsched.policy.features import Floats
+    from streamsched.predict import Finished
+    from streamsched.sim.scored import Instance
+
+train_app = typer.Typer(help="Learn priorities in simulation.", no_args_is_help=True)
+
+EstimatesSeen = Literal["none", "user", "predicted-before"]
+_HISTORY = 10_000
+"""Jobs before the slice that predictions are learned from."""
+
+
+def train_rl(
+    out: Annotated[Path, typer.Option(help="Folder for network.bin, training.json and the checkpoint.")],
+    scenario: ScenarioFile = None,
+    trace: TraceFile = None,
+    nodes: Nodes = None,
+    submitted_from: From = None,
+    submitted_before: Before = None,
+    limit: Limit = None,
+    estimates: Annotated[
+        EstimatesSeen,
+        typer.Option(help="What is seen of run times; predicted-before: learned from the jobs before the slice."),
+    ] = "none",
+    config: Annotated[Path | None, typer.Option(help="TOML file that sets what the options below do.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard.")] = None,
+    **settings: Any,
+) -> None:
+    """Learn an order of the queue by reinforcement learning (PPO), beginning with a rule and never ending below it.
+
+    The same command with the same --out goes on at the last checkpoint.
+    """
+    told = read_config(config) if config is not None else {}
+    wanted = RlConfig(**{**told, **{name: value for name, value in settings.items() if value is not None}})
+    from streamsched.learn.ppo import Trainer
+
+    say = Console(stderr=True).print
+    instance = _seen(_source(scenario, trace, nodes, submitted_from, submitted_before), limit, estimates)
+    learned_from, validation, unseen_from_s = _parts(instance, wanted)
+    make_folder(out)
+    board = _board(tensorboard)
+    trainer = Trainer(learned_from, validation, wanted)
+    say(f"{len(learned_from.jobs):,} jobs to learn from, {validation.new:,} to choose by; base rule {trainer.base}")
+
+    def on_update(progress: Progress) -> None:
+        say(_line(progress), markup=False, soft_wrap=True)
+        if board is not None:
+            for name, value in asdict(progress).items():
+                if value is not None:
+                    board.add_scalar(name, value, progress.update)
+
+    began = time.monotonic()
+    done = trainer.run(out, on_update)
+    _write(out, done, wanted, estimates, unseen_from_s, round(time.monotonic() - began, 1))
+    typer.echo(_verdict(done, wanted))
+
+
+def _with_settings(command: Any) -> Any:
+    """The command with an option for each field of `RlConfig`; None: as the file or the default says."""
+    given = inspect.signature(command, eval_str=True)
+    kept = [one for one in given.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    kinds = {"int": int, "float": float, "str": str}
+    options = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                kinds[str(one.type)] | None,
+                typer.Option(help=one.metadata["help"], show_default=str(one.default)),
+            ],
+        )
+        for one in fields(RlConfig)
+    ]
+    command.__signature__ = given.replace(parameters=[*kept, *options])
+    command.__annotations__ = {one.name: one.annotation for one in [*kept, *options]}
+    return command
+
+
+train_app.command("rl")(_with_settings(train_rl))
+
+
+@train_app.callback()
+def _group() -> None:
+    """Learn priorities in simulation."""
+
+
+# ── what is learned from ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _seen(source: _Source, limit: int | None, estimates: EstimatesSeen) -> Instance:
+    """All jobs of the slice that fit the nodes, with what is seen of their run times."""
+    from streamsched.sim.fast import Workload, fits_cluster
+    from streamsched.sim.scored import Instance
+
+    found = _read(source.trace, source.submitted_from, source.submitted_before, limit)
+    nodes = [group.gpus for group in source.nodes for _ in range(group.count)]
+    able = fits_cluster(np.array([job.gpus for job in found.jobs], np.int64), nodes)
+    jobs = [job for job, fits in zip(found.jobs, able.tolist(), strict=True) if fits]
+    if not jobs:
+        raise UserError(f"{source.trace}: no job fits these nodes")
+    if len(jobs) < len(found.jobs):
+        typer.echo(
+            f"{source.trace}: {len(found.jobs) - len(jobs):,} jobs left out, too large for these nodes", err=True
+        )
+    if found.refusals.total:
+        typer.echo(f"{source.trace}: refused rows: {found.refusals.describe()}", err=True)
+    told = Workload.of(jobs)
+    if estimates == "none":
+        return Instance(told, nodes)
+    if estimates == "user":
+        if any(job.estimate_s is None for job in jobs):
+            raise UserError(f"{source.trace}: not every job has a user's estimate: choose none or predicted-before")
+        return Instance(told.with_estimates(np.array([job.estimate_s for job in jobs], np.float64)), nodes)
+    run_s, spread = _predicted(source, jobs, nodes)
+    return Instance(told.with_estimates(run_s), nodes, spread=spread)
+
+
+def _predicted(source: _Source, jobs: list[TraceJob], nodes: list[int]) -> tuple[Floats, Floats]:
+    """([job] median, s, [job] ln of the 95 % over the 5 % quantile) by what was learned before the slice."""
+    from streamsched.predict import curves as grid
+    from streamsched.sim.fast import simulate
+    from streamsched.sim.foresight import Policy, foresee
+
+    start = source.submitted_from
+    try:
+        before = [] if start is None else _read(source.trace, None, start, None).jobs
+    except UserError:  # there are none
+        before = []
+    if not before:
+        raise UserError(f"{source.trace}: predicted-before learns from jobs before --from, and there are none")
+
+    def read(curves: Floats, gpus: Any) -> Floats:
+        low, middle, high = grid.remaining(curves, np.zeros(len(curves)), (0.05, 0.5, 0.95))[0].T
+        return np.stack([middle, np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9))], axis=1)
+
+    policy = Policy(read, lambda workload, _: simulate(workload, nodes))
+    history = [_finished(job) for job in before[-_HISTORY:]]
+    _, told = foresee([_finished(job) for job in jobs], policy, history, frozen=True)
+    median, spread = told.told[told.kind].T
+    return np.ascontiguousarray(median), np.maximum(spread, 0.0)
+
+
+def _finished(job: TraceJob) -> Finished:
+    from streamsched.predict import Ending, Features, Finished
+
+    return Finished(
+        features=Features(gpus=job.gpus, tenant=job.tenant, job_id=str(job.index), submitted_at=job.submit_s),
+        run_s=job.duration_s,
+        ending=Ending.CLAMPED if job.clamped else Ending.COMPLETED,
+        ended_at=_end_s(job),
+    )
+
+
+def _parts(instance: Instance, config: RlConfig) -> tuple[Instance, Window, float]:
+    """(what is learned from, what is chosen by, submission of the first job that is not looked at), by time."""
+    from streamsched.learn.windows import cut, first_of_instance
+    from streamsched.sim.fast import Rule
+
+    submit = instance.jobs.submit_s
+    span = submit[-1] - submit[0]
+    middle, end = (
+        submit[0] + span * share for share in (config.train_share, config.train_share + config.validation_share)
+    )
+    first, last = (int(np.searchsorted(submit, moment)) for moment in (middle, end))
+    last = len(submit) if config.train_share + config.validation_share == 1 else last
+    if first < 2 or last - first < 2:
+        raise UserError("too few jobs to learn from and to choose by: take a longer slice, or other shares")
+    rule = Rule.FCFS if config.base == "best" else Rule.named(config.base)
+    return first_of_instance(instance, first), cut(instance, rule, first, last - first, config.warm_jobs), float(end)
+
+
+# ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _board(folder: Path | None) -> Any:
+    if folder is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError:
+        raise UserError("--tensorboard needs tensorboard: pip install 'streamsched[train]'") from None
+    return SummaryWriter(str(folder))
+
+
+def _line(progress: Progress) -> str:
+    base = progress.base_cost
+    shown = "" if progress.cost is None else f", validation {_ratio(progress.cost, base)} of the base rule"
+    return (
+        f"update {progress.update}/{progress.updates}: {progress.decisions:,} decisions, entropy"
+        f" {progress.entropy:.2f}, KL {progress.kl:.4f}{shown}, best {_ratio(progress.best_cost, base)};"
+        f" {progress.left_s:.0f} s left"
+    )
+
+
+def _ratio(cost: float, base_cost: float) -> str:
+    return f"{cost / base_cost:.3f}" if base_cost > 0 else "1.000"
+
+
+def _verdict(done: Trained, config: RlConfig) -> str:
+    costs = f"{config.reward} per job in validation: {done.base} {done.base_cost:,.1f}"
+    if done.is_base:
+        return f"{costs}; nothing better was found, network.bin is {done.base} itself"
+    origin = "after imitation" if done.best_update == 0 else f"of update {done.best_update}"
+    return f"{costs}, network {origin} {done.best_cost:,.1f} ({done.best_cost / done.base_cost - 1:+.1%})"
+
+
+def _write(out: Path, done: Trained, config: RlConfig, estimates: str, unseen_from_s: float, wall_s: float) -> None:
+    begun = out / "network.bin.part"
+    try:
+        begun.write_bytes(done.network.to_bytes())
+        begun.replace(out / "network.bin")
+    except OSError as error:
+        raise UserError(f"{out / 'network.bin'}: {(error.strerror or str(error)).lower()}") from None
+    told = {
+        "network": done.network.digest,
+        "is_base_rule": done.is_base,
+        "base": done.base,
+        "base_cost": done.base_cost,
+        "best_cost": done.best_cost,
+        "best_update": done.best_update,
+        "estimates": estimates,
+        "unseen_from_s": unseen_from_s,
+        "config": asdict(config),
+        "history": done.history,
+        "wall_s": wall_s,
+    }
+    write_text(out / "training.json", json.dumps(told, indent=2, allow_nan=False) + "\n")
