@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -107,6 +109,12 @@ def test_what_was_judged_is_kept(drawn: Slice) -> None:
     assert len(calls) == 1
 
 
+def test_a_part_without_jobs_is_refused() -> None:
+    early = slice_of(trace(20, days=13.0))
+    with pytest.raises(ValueError, match="no job is submitted in the part choose"):
+        Judge(early, draws=50).judge(Candidate("fcfs", fcfs), Part.CHOOSE)
+
+
 def test_weights_count_in_the_weighted_wait_alone(drawn: Slice) -> None:
     weight = np.where(np.arange(len(drawn.jobs)) % 2 == 0, 3.0, 1.0)
     weighted = Slice("drawn", drawn.jobs, drawn.history, NODES, SPLIT, weight)
@@ -147,7 +155,7 @@ def delayed(extra: Floats) -> Candidate:
 
     def run(jobs: Workload, spread: Floats) -> Outcome:
         found = simulate(jobs, NODES)
-        return judge.replace(found, wait_s=found.wait_s + extra[: len(jobs)])
+        return dataclasses.replace(found, wait_s=found.wait_s + extra[: len(jobs)])
 
     return Candidate("delayed", run)
 
@@ -395,7 +403,7 @@ def test_a_card_tells_all_and_is_the_same_again(drawn: Slice, tmp_path: Path) ->
     assert "- One cluster." in text
     assert "Drawn, report part, without preemption (cross-trace)" in text
     assert "- first against " in text
-    rows = cards.msgspec.json.decode(first[1])["tables"][0]["rows"]
+    rows = msgspec.json.decode(first[1])["tables"][0]["rows"]
     assert [row["name"] for row in rows if row["learned"]] == ["first"]
     for row in rows:
         low, high = row["intervals"]["mean_wait_s"]
@@ -438,5 +446,5 @@ def test_training_is_read(tmp_path: Path) -> None:
     (tmp_path / cards.TRAINING_FILE).write_text("{}")
     with pytest.raises(UserError, match="name"):
         cards.read_training(tmp_path)
-    (tmp_path / cards.TRAINING_FILE).write_bytes(cards.msgspec.json.encode(TRAINING))
+    (tmp_path / cards.TRAINING_FILE).write_bytes(msgspec.json.encode(TRAINING))
     assert cards.read_training(tmp_path) == TRAINING
