@@ -16,7 +16,8 @@ from streamsched.errors import UserError
 from streamsched.learn import cards, judge
 from streamsched.learn.judge import Candidate, Judge, Judged, Measure, Part, Regime, Sees, Slice, Split
 from streamsched.policy.expression import parse
-from streamsched.policy.features import INDEX, Float32s
+from streamsched.policy.features import FEATURES, INDEX, Float32s
+from streamsched.policy.network import Network, weights_of
 from streamsched.predict import Finished
 from streamsched.sim import foresight, scored
 from streamsched.sim.fast import (
@@ -276,6 +277,19 @@ def test_an_expression_is_its_rule(drawn: Slice) -> None:
     own = SPLIT.of(Part.REPORT, drawn.seen.submit_s)
     wait = scored.simulate_expression(instance, parse("-run_s")).wait_s[own]
     assert learned.values[Measure.MEAN_WAIT] == wait.mean()
+
+
+def test_a_network_sees_predictions_and_their_spread(drawn: Slice) -> None:
+    sizes = (len(FEATURES), 1)
+    weights = np.zeros(weights_of(sizes), np.float32)
+    weights[INDEX["run_s"]], weights[INDEX["spread"]] = -1.0, -0.5
+    low, high = np.array([(feature.low, feature.high) for feature in FEATURES]).T
+    network = Network(sizes, weights, np.ascontiguousarray(low), np.ascontiguousarray(high))
+    found = judge.by_network("linear", network, NODES).run(drawn.seen, drawn.spread)
+    instance = scored.Instance(drawn.seen, NODES, spread=drawn.spread)
+    assert found.start_s.tolist() == scored.simulate_network(instance, network).start_s.tolist()
+    without = scored.simulate_network(scored.Instance(drawn.seen, NODES), network)
+    assert found.start_s.tolist() != without.start_s.tolist()
 
 
 def test_rules_without_run_times_say_so() -> None:
