@@ -76,7 +76,8 @@ class Model:
 
 def run(quick: bool) -> None:
     """STREAMSCHED_BENCH_CASES: philly-4w,venus-4w (all). STREAMSCHED_BENCH_PARTS: train,choose,report (report).
-    STREAMSCHED_BENCH_BY_DAY=1: also predictions that are renewed every day (minutes a row). STREAMSCHED_MODELS: folder
+    STREAMSCHED_BENCH_BY_DAY=0: without predictions that are renewed every day (half a minute a row).
+    STREAMSCHED_MODELS: folder
     of models (models). STREAMSCHED_BENCH_CARDS=1: also write their cards."""
     console = Console(width=400, highlight=False)
     traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
@@ -138,7 +139,7 @@ class _Bench:
             *judge.plain_baselines(self._where),
             *judge.preemptive_baselines(self._where, by_class),
             *judge.oracles(nodes),
-            *(judge.baselines_by_day(self._where) if os.environ.get("STREAMSCHED_BENCH_BY_DAY") else ()),
+            *(judge.baselines_by_day(self._where) if os.environ.get("STREAMSCHED_BENCH_BY_DAY") != "0" else ()),
         ]
         self._learned = {model.training.name: model.candidates(name, nodes) for model in models}
 

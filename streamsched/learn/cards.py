@@ -169,7 +169,7 @@ def _cells(row: Judged, against: Judged) -> list[str]:
         _figure(row, Measure.P99_WAIT),
         f"{row.values[Measure.MAX_WAIT]:,.0f}",
         _figure(row, Measure.MEAN_JCT),
-        _figure(row, Measure.SLOWDOWN, 1),
+        _figure(row, Measure.SLOWDOWN, 2),
         f"{row.values[Measure.UTILISATION]:.1%}",
         f"{row.values[Measure.PREEMPTIONS]:.2f}",
     ]

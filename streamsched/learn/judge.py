@@ -286,16 +286,18 @@ class Judge:
     def __init__(self, where: Slice, draws: int = DRAWS) -> None:
         self.where = where
         self._draws = draws
-        self._kept: dict[tuple[int, Part], tuple[Candidate, Judged]] = {}
+        self._kept: dict[tuple[Candidate, Part], Judged] = {}
 
     def judge(self, candidate: Candidate, part: Part) -> Judged:
-        key = (id(candidate), part)
-        if key not in self._kept:
+        """Raises ValueError for a part without jobs, and what `candidate.run` raises."""
+        if (candidate, part) not in self._kept:
             count = self.where.until(part)
             jobs = first_of(self.where.seen, count)
+            if not self.where.split.of(part, jobs.submit_s).any():
+                raise ValueError(f"{self.where.name}: no job is submitted in the part {part}")
             outcome = candidate.run(jobs, self.where.spread[:count])
-            self._kept[key] = candidate, self._figures(candidate, jobs, outcome, part)
-        return self._kept[key][1]
+            self._kept[candidate, part] = self._figures(candidate, jobs, outcome, part)
+        return self._kept[candidate, part]
 
     def _figures(self, candidate: Candidate, jobs: Workload, outcome: Outcome, part: Part) -> Judged:
         span, own = self.where.split.span(part), self.where.split.of(part, jobs.submit_s)

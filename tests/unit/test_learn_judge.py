@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -14,7 +16,8 @@ from streamsched.errors import UserError
 from streamsched.learn import cards, judge
 from streamsched.learn.judge import Candidate, Judge, Judged, Measure, Part, Regime, Sees, Slice, Split
 from streamsched.policy.expression import parse
-from streamsched.policy.features import INDEX, Float32s
+from streamsched.policy.features import FEATURES, INDEX, Float32s
+from streamsched.policy.network import Network, weights_of
 from streamsched.predict import Finished
 from streamsched.sim import foresight, scored
 from streamsched.sim.fast import (
@@ -107,6 +110,12 @@ def test_what_was_judged_is_kept(drawn: Slice) -> None:
     assert len(calls) == 1
 
 
+def test_a_part_without_jobs_is_refused() -> None:
+    early = slice_of(trace(20, days=13.0))
+    with pytest.raises(ValueError, match="no job is submitted in the part choose"):
+        Judge(early, draws=50).judge(Candidate("fcfs", fcfs), Part.CHOOSE)
+
+
 def test_weights_count_in_the_weighted_wait_alone(drawn: Slice) -> None:
     weight = np.where(np.arange(len(drawn.jobs)) % 2 == 0, 3.0, 1.0)
     weighted = Slice("drawn", drawn.jobs, drawn.history, NODES, SPLIT, weight)
@@ -147,7 +156,7 @@ def delayed(extra: Floats) -> Candidate:
 
     def run(jobs: Workload, spread: Floats) -> Outcome:
         found = simulate(jobs, NODES)
-        return judge.replace(found, wait_s=found.wait_s + extra[: len(jobs)])
+        return dataclasses.replace(found, wait_s=found.wait_s + extra[: len(jobs)])
 
     return Candidate("delayed", run)
 
@@ -268,6 +277,19 @@ def test_an_expression_is_its_rule(drawn: Slice) -> None:
     own = SPLIT.of(Part.REPORT, drawn.seen.submit_s)
     wait = scored.simulate_expression(instance, parse("-run_s")).wait_s[own]
     assert learned.values[Measure.MEAN_WAIT] == wait.mean()
+
+
+def test_a_network_sees_predictions_and_their_spread(drawn: Slice) -> None:
+    sizes = (len(FEATURES), 1)
+    weights = np.zeros(weights_of(sizes), np.float32)
+    weights[INDEX["run_s"]], weights[INDEX["spread"]] = -1.0, -0.5
+    low, high = np.array([(feature.low, feature.high) for feature in FEATURES]).T
+    network = Network(sizes, weights, np.ascontiguousarray(low), np.ascontiguousarray(high))
+    found = judge.by_network("linear", network, NODES).run(drawn.seen, drawn.spread)
+    instance = scored.Instance(drawn.seen, NODES, spread=drawn.spread)
+    assert found.start_s.tolist() == scored.simulate_network(instance, network).start_s.tolist()
+    without = scored.simulate_network(scored.Instance(drawn.seen, NODES), network)
+    assert found.start_s.tolist() != without.start_s.tolist()
 
 
 def test_rules_without_run_times_say_so() -> None:
@@ -395,7 +417,7 @@ def test_a_card_tells_all_and_is_the_same_again(drawn: Slice, tmp_path: Path) ->
     assert "- One cluster." in text
     assert "Drawn, report part, without preemption (cross-trace)" in text
     assert "- first against " in text
-    rows = cards.msgspec.json.decode(first[1])["tables"][0]["rows"]
+    rows = msgspec.json.decode(first[1])["tables"][0]["rows"]
     assert [row["name"] for row in rows if row["learned"]] == ["first"]
     for row in rows:
         low, high = row["intervals"]["mean_wait_s"]
@@ -438,5 +460,5 @@ def test_training_is_read(tmp_path: Path) -> None:
     (tmp_path / cards.TRAINING_FILE).write_text("{}")
     with pytest.raises(UserError, match="name"):
         cards.read_training(tmp_path)
-    (tmp_path / cards.TRAINING_FILE).write_bytes(cards.msgspec.json.encode(TRAINING))
+    (tmp_path / cards.TRAINING_FILE).write_bytes(msgspec.json.encode(TRAINING))
     assert cards.read_training(tmp_path) == TRAINING
