@@ -29,6 +29,7 @@ from streamsched.learn import cards, judge
 from streamsched.learn.judge import Candidate, Judge, Judged, Measure, Part, Regime, Split
 from streamsched.policy import expression, network
 from streamsched.policy.features import Float32s
+from streamsched.policy.gittins import LEVELS_GPU_S
 from streamsched.sim import paper
 from streamsched.sim.fast import Floats, Workload, fits_cluster
 from streamsched.sim.foresight import workload_of
@@ -71,7 +72,7 @@ class Model:
         def ranks(features: Float32s) -> Floats:
             return -loaded.scores(features)
 
-        return judge.by_rank(name, ranks, nodes, judge.SPARING, seed=seed)
+        return judge.by_rank(name, ranks, nodes, judge.SPARING, loaded.levels_gpu_s or LEVELS_GPU_S, seed)
 
 
 def run(quick: bool) -> None:

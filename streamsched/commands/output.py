@@ -16,10 +16,14 @@ def make_folder(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Under another name until it is whole."""
     begun = path.with_name(path.name + ".part")
     try:
-        begun.write_text(text, encoding="utf-8")
+        begun.write_bytes(data)
         os.replace(begun, path)
     except OSError as error:
         begun.unlink(missing_ok=True)

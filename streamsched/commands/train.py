@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
+import shlex
+import subprocess
+import sys
 import time
 from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import typer
 from rich.console import Console
 
-from streamsched.commands.output import make_folder, write_text
+from streamsched.commands.output import make_folder, write_bytes, write_text
 from streamsched.commands.simulate import (
     Before,
     From,
@@ -31,9 +37,11 @@ from streamsched.learn.rl_config import RlConfig, read_config
 if TYPE_CHECKING:
     from loadgen.jobs import TraceJob
     from streamsched.commands.simulate import _Source
+    from streamsched.learn.es import Course, EsConfig, Found
     from streamsched.learn.ppo import Progress, Trained
     from streamsched.learn.windows import Window
     from streamsched.policy.features import Floats
+    from streamsched.policy.network import Network
     from streamsched.predict import Finished
     from streamsched.sim.scored import Instance
 
@@ -114,6 +122,171 @@ def _with_settings(command: Any) -> Any:
 train_app.command("rl")(_with_settings(train_rl))
 
 
+@train_app.command("es")
+def train_es(
+    out: Annotated[Path, typer.Option(help="Folder of the model: network.bin, seed-N.bin, model.toml, training.json.")],
+    scenario: ScenarioFile = None,
+    trace: TraceFile = None,
+    nodes: Nodes = None,
+    submitted_from: From = None,
+    submitted_before: Before = None,
+    limit: Limit = None,
+    estimates: Annotated[
+        EstimatesSeen,
+        typer.Option(help="What is seen of run times; predicted-before: learned from the jobs before the slice."),
+    ] = "predicted-before",
+    base: Annotated[str, typer.Option(help="Rule to begin with: las (with preemption), fcfs, lcfs, sjf, ...")] = "las",
+    seeds: Annotated[str, typer.Option(help="One training for each; the best one by the choosing part is used.")] = "1",
+    generations: Annotated[int, typer.Option(min=1)] = 80,
+    pairs: Annotated[int, typer.Option(min=1, help="Of networks to a generation.")] = 12,
+    hidden: Annotated[int, typer.Option(min=1, max=256)] = 12,
+    sigma: Annotated[float, typer.Option(min=1e-6, help="Standard deviation of the noise.")] = 0.2,
+    window_days: Annotated[float, typer.Option(min=0.01, help="Length of what a generation sees.")] = 8.0,
+    load: Annotated[str, typer.Option(help="FROM:TO, how many times as fast jobs are submitted.")] = "0.9:1.25",
+    cluster: Annotated[str, typer.Option(help="FROM:TO, how many times as many nodes there are.")] = "0.9:1.05",
+    bound_s: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Who has waited so long goes first; without preemption nodes are kept for it. inf: no."
+        ),
+    ] = 79_200.0,
+) -> None:
+    """Learn priorities by evolution strategies, with preemption (--base las) or without, beginning with a rule.
+
+    Half of the time of the slice is learned from, the next quarter chooses, the last is not looked at. The same command
+    with the same --out goes on at the last checkpoint.
+    """
+    from streamsched.learn import es
+
+    say = Console(stderr=True).print
+    source = _source(scenario, trace, nodes, submitted_from, submitted_before)
+    course = _course(_seen(source, limit, estimates), source)
+    make_folder(out)
+    found: dict[int, es.Found] = {}
+    for seed in _numbers(seeds):
+        try:
+            config = es.EsConfig(
+                base, hidden, generations, pairs, seed, sigma, window_days=window_days,
+                load=_range("--load", load), nodes=_range("--cluster", cluster), reserve_after_s=bound_s,
+            )  # fmt: skip
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+        def shown(check: es.Check, seed: int = seed) -> None:
+            mean_s, p99_s = check.waits[0]
+            told = f"seed {seed}, generation {check.generation}/{generations}: {check.cost:.3f} of the rule's cost"
+            say(f"{told}; on the choosing part mean {mean_s:,.0f} s, p99 {p99_s:,.0f} s", markup=False, soft_wrap=True)
+
+        found[seed] = es.search(course, config, out / f"seed-{seed}.checkpoint", shown)
+    _write_model(out, found, course, source, estimates, base)
+
+
+def _course(instance: Instance, source: _Source) -> Course:
+    """By the times that bound the slice where they are given."""
+    from streamsched.learn.es import Course
+
+    submit = instance.jobs.submit_s
+    first = submit[0] if source.submitted_from is None else source.submitted_from
+    last = submit[-1] if source.submitted_before is None else source.submitted_before
+    course = Course(instance, float(first + (last - first) / 2), float(first + (last - first) * 3 / 4))
+    if not 1 < course.trained < course.known - 1:
+        raise UserError("too few jobs to learn from and to choose by: take a longer slice")
+    return course
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text}: expected whole numbers, such as 1,2,3") from None
+
+
+def _range(option: str, text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in text.split(":"))
+    except ValueError:
+        low, high = 0.0, 0.0
+    if not 0 < low <= high < 1e3:
+        raise UserError(f"{option} {text}: expected FROM:TO, such as 0.9:1.1")
+    return low, high
+
+
+def _write_model(
+    out: Path, found: dict[int, Found], course: Course, source: _Source, estimates: EstimatesSeen, base: str
+) -> None:
+    from streamsched.learn import cards
+    from streamsched.policy.features import FEATURES_VERSION, NAMES
+
+    best = min(found, key=lambda seed: (found[seed].chosen.cost, seed))
+    networks = {f"seed-{seed}": one.network for seed, one in found.items()} | {"network": found[best].network}
+    for name, network in networks.items():
+        write_bytes(out / f"{name}.bin", network.to_bytes())
+    regime = "preemptive" if found[best].config.preemptive else "plain"
+    rule = base if base != "lcfs" else "fcfs"
+    write_text(
+        out / "model.toml",
+        f'kind = "network"\nfile = "network.bin"\nregime = "{regime}"\nbase = "{rule}"\n'
+        f"features_version = {FEATURES_VERSION}\n" + _kept(found[best].config),
+    )
+    where = source.name
+    training = cards.Training(
+        name=out.name,
+        method="evolution strategies",
+        command=_as_typed(),
+        slice=where,
+        trained_on=_days(course.jobs.jobs.submit_s[0], course.choose_from_s),
+        chosen_on=_days(course.choose_from_s, course.until_s),
+        seeds=list(found),
+        commit=_commit(),
+        features=[name for name in NAMES if name not in _unseen(found[best].network)],
+        features_version=FEATURES_VERSION,
+        run_times={
+            "none": "nothing is seen of them",
+            "user": "as users told them",
+            "predicted-before": "predicted, learned from the jobs before the slice",
+        }[estimates],
+    )
+    told = msgspec.to_builtins(training) | {
+        "searches": {str(seed): json.loads(one.to_json()) for seed, one in found.items()}
+    }
+    write_text(out / "training.json", json.dumps(told, indent=2, allow_nan=False) + "\n")
+    chosen = found[best].chosen
+    typer.echo(
+        f"seed {best}, generation {chosen.generation}: {chosen.cost:.3f} of the cost of {base} on the choosing part"
+        + ("; nothing better was found, network.bin is that rule" if chosen.generation == 0 else "")
+    )
+
+
+def _kept(config: EsConfig) -> str:
+    bound_s = config.reserve_after_s
+    return f"reserve_after_s = {bound_s}\n" if bound_s < math.inf and not config.preemptive else ""
+
+
+def _unseen(network: Network) -> set[str]:
+    """Features that the network gives no weight to."""
+    from streamsched.policy.features import NAMES
+
+    weights = network.layers[0][0]
+    return {name for name, row in zip(NAMES, weights, strict=True) if not row.any()}
+
+
+def _days(first_s: float, last_s: float) -> str:
+    return " to ".join(datetime.fromtimestamp(moment, UTC).date().isoformat() for moment in (first_s, last_s))
+
+
+def _as_typed() -> str:
+    return shlex.join(["streamsched", *sys.argv[1:]])
+
+
+def _commit() -> str:
+    """Of the code, where it is a clone and git is there."""
+    told = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 @train_app.callback()
 def _group() -> None:
     """Learn priorities in simulation."""
@@ -166,7 +339,7 @@ def _predicted(source: _Source, jobs: list[TraceJob], nodes: list[int]) -> tuple
 
     def read(curves: Floats, gpus: Any) -> Floats:
         low, middle, high = grid.remaining(curves, np.zeros(len(curves)), (0.05, 0.5, 0.95))[0].T
-        return np.stack([middle, np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9))], axis=1)
+        return np.stack([middle, np.log(np.maximum(high, 1.0) / np.maximum(low, 1.0))], axis=1)
 
     policy = Policy(read, lambda workload, _: simulate(workload, nodes))
     history = [_finished(job) for job in before[-_HISTORY:]]
@@ -240,12 +413,7 @@ def _verdict(done: Trained, config: RlConfig) -> str:
 
 
 def _write(out: Path, done: Trained, config: RlConfig, estimates: str, unseen_from_s: float, wall_s: float) -> None:
-    begun = out / "network.bin.part"
-    try:
-        begun.write_bytes(done.network.to_bytes())
-        begun.replace(out / "network.bin")
-    except OSError as error:
-        raise UserError(f"{out / 'network.bin'}: {(error.strerror or str(error)).lower()}") from None
+    write_bytes(out / "network.bin", done.network.to_bytes())
     told = {
         "network": done.network.digest,
         "is_base_rule": done.is_base,

@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -80,7 +80,7 @@ class EsConfig:
     """Loads at which the choosing part is looked at: the choice goes by the mean of the costs, since one schedule of a
     week turns on a few large jobs."""
     reserve_after_s: float = 79_200.0
-    """Without preemption nodes are kept for jobs that have waited so long; with it they go first."""
+    """Without preemption nodes are kept for jobs that have waited so long, one at a time; with it they go first."""
     move_after_s: float = 1_800.0
 
     def __post_init__(self) -> None:
@@ -181,13 +181,14 @@ class Runs:
     """Schedules of one instance under networks."""
 
     def __init__(self, instance: Instance, config: EsConfig) -> None:
-        self._instance, self._config = instance, config
+        self._config = config
+        self._kept = replace(instance, reserve_after_s=config.reserve_after_s, reservations_max=1)
         self._ranks = Ranks(instance, LEVELS_GPU_S) if config.preemptive else None
 
     def outcome(self, network: Network) -> Outcome:
         if self._ranks is not None:
             return self._ranks.simulate(network, self._config.preemption)
-        return simulate_network(self._instance, network)
+        return simulate_network(self._kept, network)
 
 
 def waits(outcome: Outcome, first: int = 0) -> tuple[float, float]:
@@ -251,13 +252,13 @@ def search(
     course: Course,
     config: EsConfig,
     checkpoint: Path | None = None,
-    progress: Callable[[Check, int], None] = lambda check, generation: None,
+    progress: Callable[[Check], None] = lambda check: None,
     threads: int | None = None,
 ) -> Found:
     """Train, and return what is best on the choosing part.
 
-    With `checkpoint`, goes on from there if it is a file, and writes it at each look. `progress` gets each look and its
-    generation. Raises ValueError for a course without jobs.
+    With `checkpoint`, goes on from there if it is a file, and writes it at each look. `progress` gets each look. Raises
+    ValueError for a course without jobs.
     """
     if not 0 < course.trained < course.known:
         raise ValueError("jobs are needed to train on, and others to choose by")
@@ -267,7 +268,7 @@ def search(
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
         if not state.checks:
             state.checks.append(_look(choosing, form.network(state.vector), course, config, None, pool))
-            progress(state.checks[-1], 0)
+            progress(state.checks[-1])
         while state.generation < config.generations:
             _step(state, form, course, config, pool)
             if state.generation % config.check_every == 0 or state.generation == config.generations:
@@ -277,7 +278,7 @@ def search(
                 state.checks.append(check)
                 if checkpoint is not None:
                     _write(checkpoint, state, config)
-                progress(check, state.generation)
+                progress(check)
     start = form.start(np.random.default_rng(config.seed))
     return Found(config, form.network(start if state.best is None else state.best), tuple(state.checks))
 

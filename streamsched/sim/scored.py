@@ -47,8 +47,8 @@ class Instance:
     spread: Floats | None = None
     """[job] of the predictions; None: 0, or the widest where nothing is known."""
     reserve_after_s: float = math.inf
-    """A job that has waited so long gets nodes of its own, as in the core (ADR 0014): those with most room then, which
-    nobody else may use until it starts, there or elsewhere."""
+    """A job that has waited so long gets nodes of its own, as in the core (ADR 0014): at the next arrival or completion
+    those with most room then, which nobody else may use until it starts, there or elsewhere."""
     reservations_max: int = 4
     """At a time, the first to arrive first."""
 

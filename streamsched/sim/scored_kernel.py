@@ -642,17 +642,15 @@ def _release(world: World, job: int) -> None:
 
 @_inlined
 def _start_kept(world: World, now: float) -> None:
-    """Jobs whose nodes have drained start there, the first to arrive first."""
-    waited, place = world.asked[0], 0
-    while place < world.kept.length[0]:
+    """The first to arrive whose nodes have drained starts there."""
+    for place in range(world.kept.length[0]):
         job = world.kept.jobs[place]
         if _take_kept(world, job):
+            waited = world.asked[0]
             _give_back(world, job)
             _run_on(world, job, now)
-        else:
-            place += 1
-    if world.asked[0] < waited:
-        _forget_started(world, waited)
+            _forget_started(world, waited)
+            break
 
 
 @_inlined
@@ -666,27 +664,6 @@ def _keep_for_overdue(world: World, now: float) -> None:
         if world.gpus[job] < hopeless and not _keeps_for(world, job) and not _keep(world, job):
             hopeless = world.gpus[job]
         place += 1
-
-
-@_inlined
-def _reserve(world: World, now: float) -> None:
-    started = True
-    while started:
-        waited = world.asked[0]
-        _start_kept(world, now)
-        _keep_for_overdue(world, now)
-        _start_kept(world, now)
-        started = world.asked[0] < waited
-
-
-@_inlined
-def _next_overdue(world: World, now: float) -> float:
-    """When the next waiting job has waited too long; of those that have already, none comes anew by time alone."""
-    for place in range(world.asked[0]):
-        due = world.submit[world.queue[place]] + world.kept.after_s
-        if due > now:
-            return float(due)
-    return np.inf
 
 
 @_inlined
@@ -716,13 +693,26 @@ def _pass(world: World, program: Program, layers: Layers, now: float) -> None:
 
 
 @_inlined
+def _windows(world: World, program: Program, layers: Layers, now: float) -> None:
+    """All that starts at a moment. Where nodes are kept, one more window follows on each that started something."""
+    if world.kept.after_s == np.inf:
+        _pass(world, program, layers, now)
+        return
+    waited = world.asked[0] + 1
+    while 0 < world.asked[0] < waited:
+        waited = world.asked[0]
+        _keep_for_overdue(world, now)
+        _start_kept(world, now)
+        if world.asked[0] > 0:
+            _pass(world, program, layers, now)
+
+
+@_inlined
 def _next_moment(world: World, arrived: int, now: float) -> float:
     """The next arrival or completion; what is integrated over time is so until then."""
     moment = world.submit[arrived] if arrived < world.submit.shape[0] else np.inf
     if world.running.length[0] > 0:
         moment = min(moment, world.running.end[0])
-    if world.kept.after_s < np.inf:
-        moment = min(moment, _next_overdue(world, now))
     _show_kept(world, 1)
     world.sums[0] += world.asked[0] * (moment - now)
     world.sums[1] += (world.capacity - _free(world.nodes)) * (moment - now)
@@ -758,10 +748,8 @@ def _schedule(world: World, program: Program, layers: Layers) -> None:
         now = _next_moment(world, arrived, now)
         _complete(world, now)
         arrived = _arrive(world, arrived, now)
-        if world.kept.after_s < np.inf:
-            _reserve(world, now)
         if world.asked[0] > 0:
-            _pass(world, program, layers, now)
+            _windows(world, program, layers, now)
             world.sums[2] += 1
             world.sums[3] = max(world.sums[3], world.asked[0])
 
@@ -864,6 +852,20 @@ def _decide(world: World, layers: Layers, trail: Trail, now: float, temperature:
 
 
 @_inlined
+def _decisions(world: World, layers: Layers, trail: Trail, now: float, temperature: float) -> None:
+    """As `_windows`."""
+    if world.kept.after_s == np.inf:
+        _decide(world, layers, trail, now, temperature)
+        return
+    waited = world.asked[0] + 1
+    while 0 < world.asked[0] < waited:
+        waited = world.asked[0]
+        _keep_for_overdue(world, now)
+        _start_kept(world, now)
+        _decide(world, layers, trail, now, temperature)
+
+
+@_inlined
 def _episode(world: World, layers: Layers, trail: Trail, temperature: float) -> None:
     """As `_schedule`, by decisions."""
     world.start[:] = np.nan
@@ -873,10 +875,8 @@ def _episode(world: World, layers: Layers, trail: Trail, temperature: float) -> 
         now = _next_moment(world, arrived, now)
         _complete(world, now)
         arrived = _arrive(world, arrived, now)
-        if world.kept.after_s < np.inf:
-            _reserve(world, now)
         if world.asked[0] > 0:
-            _decide(world, layers, trail, now, temperature)
+            _decisions(world, layers, trail, now, temperature)
             world.sums[2] += 1
             world.sums[3] = max(world.sums[3], world.asked[0])
 

@@ -209,14 +209,16 @@ class _Simulation:
         if self.state.waiting():
             self._tell_checkpoints()
         while self.state.waiting():
+            kept = bool(self.state.reserved)
             out = self._tell(ev.WindowElapsed())
+            kept = kept or bool(self.state.reserved)  # nodes that are given back may be for another job
             asked = [i for i in out if isinstance(i, SolveWindow)]
             changed = any(isinstance(i, Place | Preempt) for i in out)
             for ask in asked:
                 self.windows += 1
                 done = self._tell(ev.WindowSolved(solution=self._solve(ask.problem)))
                 changed = changed or any(isinstance(i, Place | Preempt) for i in done)
-            if not changed or self._nobody_else_fits():
+            if not changed or (self._nobody_else_fits() and not kept):
                 return
 
     def _tell_checkpoints(self) -> None:
