@@ -51,8 +51,8 @@ class Model:
     regime: Regime
     files: dict[int | None, Path]
 
-    limits: dict[str, float]
-    """Arguments of the simulation, as `reserve_after_s`."""
+    limits: dict[str, Any]
+    """Of `scored.Instance`: when nodes are kept, and for how many jobs."""
 
     def name_on(self, slice_name: str) -> str:
         trained = self.training.slice
@@ -118,7 +118,9 @@ def _model(folder: Path) -> Model:
         int(path.stem.removeprefix("seed-")): path for path in sorted(folder.glob(f"seed-*{only.suffix}"))
     }
     regime = Regime.PREEMPTIVE if told.get("regime") == "preemptive" else Regime.PLAIN
-    limits = {key: float(told[key]) for key in ("reserve_after_s",) if key in told}
+    limits: dict[str, Any] = {}
+    if "reserve_after_s" in told:
+        limits = {"reserve_after_s": float(told["reserve_after_s"]), "reservations_max": 1}
     return Model(folder, cards.read_training(folder), str(told["kind"]), regime, seeds or {None: only}, limits)
 
 

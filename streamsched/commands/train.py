@@ -146,9 +146,7 @@ def train_es(
     cluster: Annotated[str, typer.Option(help="FROM:TO, how many times as many nodes there are.")] = "0.9:1.05",
     bound_s: Annotated[
         float,
-        typer.Option(
-            min=0, help="Who has waited so long goes first; without preemption nodes are kept for it. inf: no."
-        ),
+        typer.Option(min=0, help="Who has waited so long goes first, or has nodes kept for it; inf: no."),
     ] = 79_200.0,
 ) -> None:
     """Learn priorities by evolution strategies, with preemption (--base las) or without, beginning with a rule.

@@ -373,10 +373,10 @@ def _kept(outcome: Outcome, costs: Preemption) -> tuple[Ints, Floats, Floats]:
 def by_network(
     name: str, network: Network, node_gpus: Sequence[int], seed: int | None = None, **limits: Any
 ) -> Candidate:
-    """Without preemption, by a network's scores; `limits`: of `scored.simulate_network`."""
+    """Without preemption, by a network's scores; `limits`: of `scored.Instance`."""
 
     def run(jobs: Workload, spread: Floats) -> Outcome:
-        return scored.simulate_network(scored.Instance(jobs, node_gpus, spread=spread), network, **limits)
+        return scored.simulate_network(scored.Instance(jobs, node_gpus, spread=spread, **limits), network)
 
     return Candidate(name, run, learned=True, seed=seed)
 
@@ -384,10 +384,10 @@ def by_network(
 def by_expression(
     name: str, expression: Expression, node_gpus: Sequence[int], seed: int | None = None, **limits: Any
 ) -> Candidate:
-    """Without preemption, by an expression; `limits`: of `scored.simulate_expression`."""
+    """Without preemption, by an expression; `limits`: of `scored.Instance`."""
 
     def run(jobs: Workload, spread: Floats) -> Outcome:
-        return scored.simulate_expression(scored.Instance(jobs, node_gpus, spread=spread), expression, **limits)
+        return scored.simulate_expression(scored.Instance(jobs, node_gpus, spread=spread, **limits), expression)
 
     return Candidate(name, run, learned=True, seed=seed)
 
