@@ -158,7 +158,7 @@ def train_es(
 
     say = Console(stderr=True).print
     source = _source(scenario, trace, nodes, submitted_from, submitted_before)
-    course = _course(_seen(source, limit, estimates), source)
+    course = _course(_seen(source, limit, estimates), source, limit is not None)
     make_folder(out)
     found: dict[int, es.Found] = {}
     for seed in _numbers(seeds):
@@ -179,13 +179,13 @@ def train_es(
     _write_model(out, found, course, source, estimates, base)
 
 
-def _course(instance: Instance, source: _Source) -> Course:
-    """By the times that bound the slice where they are given."""
+def _course(instance: Instance, source: _Source, cut: bool) -> Course:
+    """By the times that bound the slice where they are given, and the slice is not cut short."""
     from streamsched.learn.es import Course
 
     submit = instance.jobs.submit_s
     first = submit[0] if source.submitted_from is None else source.submitted_from
-    last = submit[-1] if source.submitted_before is None else source.submitted_before
+    last = submit[-1] if cut or source.submitted_before is None else source.submitted_before
     course = Course(instance, float(first + (last - first) / 2), float(first + (last - first) * 3 / 4))
     if not 1 < course.trained < course.known - 1:
         raise UserError("too few jobs to learn from and to choose by: take a longer slice")

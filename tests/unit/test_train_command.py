@@ -1,8 +1,9 @@
-"""`streamsched train rl`: where its settings come from, and what is told when it cannot run."""
+"""`streamsched train`: where its settings come from, what is written, and what is told when it cannot run."""
 
 from __future__ import annotations
 
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from typer.testing import CliRunner
 
 from streamsched.commands import train
 from streamsched.errors import UserError
+from streamsched.learn import cards
 from streamsched.learn.rl_config import RlConfig, read_config
 from streamsched.learn.windows import drawn_instance
+from streamsched.policy.network import load
 
 
 def failing(*args: object) -> str:
@@ -65,3 +68,54 @@ def test_parts_do_not_overlap_and_the_last_is_not_looked_at() -> None:
     assert validation.new == int(((submit >= middle) & (submit < unseen_from_s)).sum())
     new = validation.instance.jobs.gpus[-validation.new :]
     assert np.array_equal(new, whole.jobs.gpus[len(learned_from.jobs) :][: validation.new])
+
+
+# ── evolution strategies ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.csv"
+    given = drawn_instance(0, jobs=400).jobs
+    rows = zip(given.submit_s.tolist(), given.duration_s.tolist(), given.gpus.tolist(), strict=True)
+    lines = ["job_id,submit_s,duration_s,gpus", *(f"{i},{s:.3f},{r:.3f},{g}" for i, (s, r, g) in enumerate(rows))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(("base", "regime"), [("las", "preemptive"), ("smallest", "plain")])
+def test_a_model_is_written_and_the_same_command_ends_at_once(
+    trace: Path, tmp_path: Path, base: str, regime: str
+) -> None:
+    out = tmp_path / "model"
+    told = ["es", "--trace", str(trace), "--nodes", "4x8", "--out", str(out), "--estimates", "none", "--base", base]
+    told += ["--generations", "1", "--pairs", "1", "--hidden", "2", "--window-days", "0.2", "--seeds", "4,5"]
+    result = CliRunner().invoke(train.train_app, told, catch_exceptions=False)
+    assert f"of the cost of {base} on the choosing part" in result.stdout
+    model = tomllib.loads((out / "model.toml").read_text())
+    assert (model["kind"], model["file"], model["regime"]) == ("network", "network.bin", regime)
+    networks = [load(out / f"{name}.bin") for name in ("network", "seed-4", "seed-5")]
+    assert networks[0].digest in {network.digest for network in networks[1:]}
+    assert bool(networks[0].levels_gpu_s) == (regime == "preemptive")
+    training = cards.read_training(out)
+    assert training.seeds == [4, 5]
+    assert training.run_times == "nothing is seen of them"
+    before = (out / "network.bin").read_bytes()
+    assert CliRunner().invoke(train.train_app, told, catch_exceptions=False).stdout == result.stdout
+    assert (out / "network.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--seeds", "a"], "--seeds a: expected whole numbers, such as 1,2,3"),
+        (["--load", "2:1"], "--load 2:1: expected FROM:TO, such as 0.9:1.1"),
+        (["--cluster", "1"], "--cluster 1: expected FROM:TO, such as 0.9:1.1"),
+        (["--base", "best"], "no base 'best'"),
+        (["--limit", "3"], "too few jobs to learn from and to choose by"),
+    ],
+)
+def test_what_makes_no_sense_is_said(trace: Path, tmp_path: Path, options: list[str], expected: str) -> None:
+    out = tmp_path / "model"
+    assert expected in failing("es", "--trace", trace, "--nodes", "4x8", "--out", out, "--estimates", "none", *options)
+    assert not (out / "network.bin").exists()
