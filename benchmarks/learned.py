@@ -51,6 +51,8 @@ class Model:
     regime: Regime
     files: dict[int | None, Path]
 
+    used: int | None
+    """The seed whose policy is in the file that `model.toml` names."""
     limits: dict[str, Any]
     """Of `scored.Instance`: when nodes are kept, and for how many jobs."""
 
@@ -117,11 +119,12 @@ def _model(folder: Path) -> Model:
     seeds: dict[int | None, Path] = {
         int(path.stem.removeprefix("seed-")): path for path in sorted(folder.glob(f"seed-*{only.suffix}"))
     }
+    used = next((seed for seed, path in seeds.items() if path.read_bytes() == only.read_bytes()), None)
     regime = Regime.PREEMPTIVE if told.get("regime") == "preemptive" else Regime.PLAIN
     limits: dict[str, Any] = {}
     if "reserve_after_s" in told:
         limits = {"reserve_after_s": float(told["reserve_after_s"]), "reservations_max": 1}
-    return Model(folder, cards.read_training(folder), str(told["kind"]), regime, seeds or {None: only}, limits)
+    return Model(folder, cards.read_training(folder), str(told["kind"]), regime, seeds or {None: only}, used, limits)
 
 
 class _Bench:
@@ -154,14 +157,17 @@ class _Bench:
         return found
 
     def chosen(self) -> dict[str, int]:
-        """[model] the best of its seeds by the part for choosing, of the models that were trained on this slice."""
+        """[model] the seed that is used, else the best by the part for choosing, of what was trained on this slice."""
         found = {}
         for model in self._models:
             seeded = [c for c in self._learned[model.training.name] if c.seed is not None]
             if model.training.slice == self._where.name and seeded:
                 best = judge.lowest(self._judged(candidate, Part.CHOOSE) for candidate in seeded)
-                found[model.training.name] = best.seeds[0]
-                self._console.print(f"\n{best.name}: seed {best.seeds[0]} is the best one on the part for choosing")
+                found[model.training.name] = best.seeds[0] if model.used is None else model.used
+                self._console.print(
+                    f"\n{best.name}: seed {best.seeds[0]} has the least mean wait on the part for choosing, seed"
+                    f" {found[model.training.name]} is used"
+                )
         return found
 
     def protocol(self, nodes: int) -> None:
