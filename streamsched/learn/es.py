@@ -164,13 +164,15 @@ class Course:
     def known(self) -> int:
         return int(np.searchsorted(self.jobs.jobs.submit_s, self.until_s))
 
-    def part(self, first: int, last: int, load: float = 1.0, nodes: float = 1.0) -> Instance:
+    def part(self, first: int, last: int, load: float = 1.0, nodes: float = 1.0) -> Instance | None:
         """Jobs by number, submitted `load` times as fast, on `nodes` times as many nodes; those that no longer fit are
-        left out."""
+        left out. None where no two are left."""
         given, gpus = self.jobs, list(self.jobs.node_gpus)
         count = max(1, round(len(gpus) * nodes))
         cluster = (gpus * (1 + count // len(gpus)))[:count]
         which = np.arange(first, last)[fits_cluster(given.jobs.gpus[first:last], cluster)]
+        if len(which) < 2:
+            return None
         estimates = None if given.jobs.estimate_s is None else given.jobs.estimate_s[which]
         submit_s = given.jobs.submit_s[which] / load
         jobs = Workload(submit_s, given.jobs.duration_s[which], given.jobs.gpus[which], estimates)
@@ -263,7 +265,8 @@ def search(
     if not 0 < course.trained < course.known:
         raise ValueError("jobs are needed to train on, and others to choose by")
     form = Form(config)
-    choosing = [Runs(course.part(0, course.known, load), config) for load in config.choose_loads]
+    parts = [course.part(0, course.known, load) for load in config.choose_loads]
+    choosing = [Runs(part, config) for part in parts if part is not None]
     state = _read(checkpoint, config) or _fresh(form, config)
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
         if not state.checks:
@@ -335,20 +338,23 @@ _TRIES: Final = 50
 def _window(
     random: np.random.Generator, course: Course, config: EsConfig, base: Network
 ) -> tuple[Runs, tuple[float, float]]:
-    """A window of the training part in which somebody waits, and what the base rule has there."""
+    """A window of the training part in which somebody waits, and what the base rule has there; the whole part where no
+    window is found."""
     submit_s, length_s = course.jobs.jobs.submit_s, config.window_days * 86_400.0
     for _ in range(_TRIES):
         begin_s = submit_s[0] + random.uniform(0.0, max(0.0, course.choose_from_s - submit_s[0] - length_s))
         first, last = np.searchsorted(submit_s, [begin_s, begin_s + length_s])
         load, nodes = random.uniform(*config.load), random.uniform(*config.nodes)
-        last = min(int(last), course.trained)
-        if last - first < 2:
-            continue
-        runs = Runs(course.part(int(first), last, load, nodes), config)
-        found = waits(runs.outcome(base))
-        if found[0] >= config.least_wait_s:
-            break
-    return runs, found
+        instance = course.part(int(first), min(int(last), course.trained), load, nodes)
+        if instance is not None:
+            runs = Runs(instance, config)
+            found = waits(runs.outcome(base))
+            if found[0] >= config.least_wait_s:
+                return runs, found
+    whole = course.part(0, course.trained)
+    assert whole is not None
+    runs = Runs(whole, config)
+    return runs, waits(runs.outcome(base))
 
 
 # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────

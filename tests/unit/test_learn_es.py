@@ -68,7 +68,8 @@ def test_the_choosing_part_decides_and_the_rule_is_the_floor(base: str) -> None:
     assert found.checks[0].cost == 1.0
     assert [check.generation for check in found.checks] == [0, 2, 4]
     assert found.chosen.cost == min(check.cost for check in found.checks) <= 1.0
-    runs = [Runs(where.part(0, where.known, load), found.config) for load in found.config.choose_loads]
+    parts = [where.part(0, where.known, load) for load in found.config.choose_loads]
+    runs = [Runs(part, found.config) for part in parts if part is not None]
     for (mean_s, _), run in zip(found.chosen.waits, runs, strict=True):
         assert run.outcome(found.network).wait_s[where.trained :].mean() == pytest.approx(mean_s)
 
@@ -102,6 +103,13 @@ def test_nothing_after_the_choosing_part_is_looked_at() -> None:
     changed = Workload(jobs.submit_s, np.where(later, 1.0, jobs.duration_s), jobs.gpus, jobs.estimate_s)
     other = Course(replace(where.jobs, jobs=changed), where.choose_from_s, where.until_s)
     assert search(other, TINY, threads=1).network.to_bytes() == search(where, TINY, threads=1).network.to_bytes()
+
+
+def test_where_no_window_has_jobs_the_whole_part_is_learned_from() -> None:
+    where = course(60)
+    found = search(where, replace(TINY, window_days=1e-9, generations=1), threads=1)
+    assert len(found.checks) == 2
+    assert where.part(5, 6) is None
 
 
 def test_what_cannot_be_searched_for_is_refused() -> None:
