@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RunTimes(Protocol):
-    """Beliefs in s, one for each of the jobs asked about; None: nothing is known.
+    """Beliefs, in s but for `spread`, one for each of the jobs asked about; None: nothing is known.
 
     Ask of many jobs at once where there are many. Nothing that is folded into the state may depend on the answers: a
     replay does not have them.
@@ -24,6 +24,10 @@ class RunTimes(Protocol):
     def whole_s(self, jobs: Sequence[Job]) -> Sequence[float | None]:
         """Of the whole, as it was believed when the job was submitted."""
         ...
+
+    def spread(self, jobs: Sequence[Job]) -> Sequence[float | None]:
+        """How sure that was: ln of the 95 % over the 5 % quantile; 0 of a number that stands for itself."""
+        return [None if whole is None else 0.0 for whole in self.whole_s(jobs)]
 
     def total_s(self, jobs: Sequence[Job], ran_s: Sequence[float]) -> Sequence[float | None]:
         """Of the whole, as it is believed after so many s of running; less than those where a job is overdue."""

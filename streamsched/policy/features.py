@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from streamsched.core.cluster import ClusterState
-from streamsched.core.model import WHOLE_GPU, Job, JobSpec, JobState
-from streamsched.core.run_times import attained_gpu_s
+from streamsched.core.model import WHOLE_GPU, Job, JobState
+from streamsched.core.run_times import RunTimes, attained_gpu_s
 
 from .rules import UNKNOWN_RUN_S
 
@@ -82,7 +82,7 @@ UNKNOWN_SPREAD: Final = math.log(2 * _DAY_S / 60.0)
 
 Prediction = tuple[Floats, Floats]
 """([job] median of the run time in s, [job] spread)."""
-Predict = Callable[[Sequence[JobSpec]], Prediction]
+Predict = Callable[[Sequence[Job], ClusterState], Prediction]
 
 
 # ── formulae ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -128,11 +128,12 @@ def fragmentation(having: Ints, demand: Ints, waiting: int) -> float:
 # ── the live scheduler ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def by_estimates(specs: Sequence[JobSpec]) -> Prediction:
-    """Estimates as they are, with no spread; without one nothing is known."""
-    run_s = [UNKNOWN_RUN_S if spec.estimate_s is None else spec.estimate_s for spec in specs]
-    spread = [UNKNOWN_SPREAD if spec.estimate_s is None else 0.0 for spec in specs]
-    return np.array(run_s, np.float64), np.array(spread, np.float64)
+def as_believed(jobs: Sequence[Job], state: ClusterState) -> Prediction:
+    """By the pool's source of run times: what was said of them (then there is no spread), or predicted."""
+    whole, spread = state.run_times.whole_s(jobs), state.run_times.spread(jobs)
+    run_s = [UNKNOWN_RUN_S if told is None else told for told in whole]
+    spreads = [UNKNOWN_SPREAD if told is None else told for told in spread]
+    return np.array(run_s, np.float64), np.array(spreads, np.float64)
 
 
 class _Known(NamedTuple):
@@ -166,16 +167,17 @@ class Features:
     """`FEATURES` of jobs of the production core.
 
     What does not change by itself is kept by job: a job that is another value than before is looked at anew. `predict`
-    is asked once for each of these.
+    is asked once for each of these, and again where the pool has another source of run times.
     """
 
-    def __init__(self, predict: Predict = by_estimates) -> None:
+    def __init__(self, predict: Predict = as_believed) -> None:
         self._predict = predict
+        self._source: RunTimes | None = None
         self._forget()
 
     def __call__(self, jobs: Sequence[Job], state: ClusterState, now: float) -> Float32s:
         """[job, feature]. `jobs`: all that wait, and those that run and are ranked with them."""
-        rows = self._rows(jobs)
+        rows = self._rows(jobs, state)
         known = self._known
         waits = known.waits[rows]
         found = np.empty((len(jobs), len(FEATURES)), np.float32)
@@ -210,13 +212,14 @@ class Features:
             float(fragmentation(having, np.bincount(demand, minlength=longest), len(waiting))),
         ]
 
-    def _rows(self, jobs: Sequence[Job]) -> Ints:
-        if len(self._kept) > 2 * len(jobs) + 1_000:
+    def _rows(self, jobs: Sequence[Job], state: ClusterState) -> Ints:
+        if len(self._kept) > 2 * len(jobs) + 1_000 or self._source is not state.run_times:
+            self._source = state.run_times
             self._forget()
         row_of = self._row_of
         new = [job for job in jobs if id(job) not in row_of]
         if new:
-            self._file(new)
+            self._file(new, state)
         return np.fromiter(map(row_of.__getitem__, map(id, jobs)), np.int64, len(jobs))
 
     def _forget(self) -> None:
@@ -225,7 +228,7 @@ class Features:
         self._row_of: dict[int, int] = {}
         self._known = _room_for(1_024)
 
-    def _file(self, new: Sequence[Job]) -> None:
+    def _file(self, new: Sequence[Job], state: ClusterState) -> None:
         first, count = len(self._kept), len(self._kept) + len(new)
         if count > len(self._known.waits):
             more = _room_for(2 * count)
@@ -234,7 +237,7 @@ class Features:
             self._known = more
         known, rows = self._known, slice(first, count)
         specs = [job.spec for job in new]
-        run_s, spread = self._predict(specs)
+        run_s, spread = self._predict(new, state)
         known.gpu_milli[rows] = [spec.total_gpu_milli for spec in specs]
         gpus = known.gpu_milli[rows] / WHOLE_GPU
         known.demand[rows] = [spec.gpus_per_worker for spec in specs]

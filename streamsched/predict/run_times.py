@@ -27,6 +27,15 @@ _LONGER: Final = 1.1
 _AT_ONCE: Final = 1_000
 """Curves made at once; also answers that are asked along at most."""
 
+
+class Whole(NamedTuple):
+    """What was said of a job's whole run time when it was submitted."""
+
+    median_s: float
+    spread: float
+    """ln of the 95 % over the 5 % quantile, as models are trained on (`learn/judge.py`): both of them 1 s at least."""
+
+
 Ask = Callable[[list[Features], list[float], list[Progress]], Floats]
 
 
@@ -44,7 +53,7 @@ class Predicted(RunTimes):
     """`clock` gives s, never going back. `said` or `expect` when a job is submitted, `forget` when it is over."""
 
     def __init__(self, predictor: Predictor, clock: Callable[[], float]) -> None:
-        self._whole: dict[str, float] = {}
+        self._whole: dict[str, Whole] = {}
         """What was said when the job was submitted, or asked about first."""
         self._totals = _Answers(self._ask_totals, clock, refutable=True)
         self._ranks = _Answers(self._ask_ranks, clock, refutable=False)
@@ -55,14 +64,16 @@ class Predicted(RunTimes):
     def expect(self, jobs: Sequence[Features]) -> None:
         """All at once; those that are known stay as they are."""
         new = [job for job in jobs if job.job_id not in self._whole]
-        if new:
-            medians = _in_parts(self._ask_totals, new, [0.0] * len(new), [None] * len(new))
-            self._whole.update(zip((job.job_id for job in new), medians, strict=True))
+        for start in range(0, len(new), _AT_ONCE):
+            part = new[start : start + _AT_ONCE]
+            times = self.predictor.times(part, [0.0] * len(part), [None] * len(part))
+            for job, quantiles in zip(part, times.quantiles_s, strict=True):
+                self._whole[job.job_id] = _whole(quantiles)
 
-    def said(self, medians_s: Mapping[str, float]) -> None:
+    def said(self, wholes: Mapping[str, Whole]) -> None:
         """By job, what was said at its submission (`as_said`); jobs that are known stay as they are."""
-        for job_id, median in medians_s.items():
-            self._whole.setdefault(job_id, median)
+        for job_id, whole in wholes.items():
+            self._whole.setdefault(job_id, whole)
 
     def forget(self, job_id: str) -> None:
         self._whole.pop(job_id, None)
@@ -71,6 +82,12 @@ class Predicted(RunTimes):
         self.tracks.pop(job_id, None)
 
     def whole_s(self, jobs: Sequence[Job]) -> Sequence[float | None]:
+        return [whole.median_s for whole in self._wholes(jobs)]
+
+    def spread(self, jobs: Sequence[Job]) -> Sequence[float | None]:
+        return [whole.spread for whole in self._wholes(jobs)]
+
+    def _wholes(self, jobs: Sequence[Job]) -> list[Whole]:
         self.expect([features_of(job.spec) for job in jobs if job.spec.job_id not in self._whole])
         return [self._whole[job.spec.job_id] for job in jobs]
 
@@ -131,10 +148,18 @@ class _Answers:
         self._of.pop(job_id, None)
 
 
-def as_said(predictor: Combination, job_ids: Iterable[str]) -> dict[str, float]:
-    """Medians of the whole run times, s, as they were said of those of these jobs that are expected."""
+def as_said(predictor: Combination, job_ids: Iterable[str]) -> dict[str, Whole]:
+    """Of the whole run times, as they were said of those of these jobs that are expected."""
     expected = predictor.expected
-    return {job_id: math.exp(expected[job_id].answer[len(LEVELS) // 2]) for job_id in job_ids if job_id in expected}
+    return {
+        job_id: _whole([math.exp(told) for told in expected[job_id].answer]) for job_id in job_ids if job_id in expected
+    }
+
+
+def _whole(quantiles_s: Sequence[float] | Floats) -> Whole:
+    """`quantiles_s`: [level]"""
+    low, high = max(float(quantiles_s[0]), 1.0), max(float(quantiles_s[-1]), 1.0)
+    return Whole(float(quantiles_s[len(LEVELS) // 2]), math.log(max(high / low, 1.0)))
 
 
 def _in_parts(ask: Ask, jobs: list[Features], ages_s: list[float], progress: list[Progress]) -> list[float]:

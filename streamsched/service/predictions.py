@@ -459,6 +459,9 @@ class _Guarded(RunTimes):
     def whole_s(self, jobs: Sequence[Job]) -> Sequence[float | None]:
         return self._first(lambda of: of.whole_s(jobs))
 
+    def spread(self, jobs: Sequence[Job]) -> Sequence[float | None]:
+        return self._first(lambda of: of.spread(jobs))
+
     def total_s(self, jobs: Sequence[Job], ran_s: Sequence[float]) -> Sequence[float | None]:
         return self._first(lambda of: of.total_s(jobs, ran_s))
 

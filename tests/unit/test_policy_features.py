@@ -10,7 +10,9 @@ import pytest
 from core_builder import Pool
 
 from streamsched.core import events as ev
-from streamsched.core.model import JobSpec
+from streamsched.core.cluster import ClusterState
+from streamsched.core.model import Job
+from streamsched.core.run_times import Said
 from streamsched.policy.features import FEATURES, INDEX, NAMES, UNKNOWN_SPREAD, Features, Scope, fragmentation
 from streamsched.policy.rules import UNKNOWN_RUN_S
 
@@ -100,9 +102,9 @@ def test_a_job_that_was_changed_is_looked_at_anew(make_pool: MakePool) -> None:
 def test_predictions_are_asked_for_once_per_job(make_pool: MakePool) -> None:
     asked: list[str] = []
 
-    def predict(specs: Sequence[JobSpec]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-        asked.extend(spec.job_id for spec in specs)
-        return np.array([60.0 * len(spec.job_id) for spec in specs]), np.full(len(specs), math.log(9.0))
+    def predict(jobs: Sequence[Job], _: ClusterState) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+        asked.extend(job.spec.job_id for job in jobs)
+        return np.array([60.0 * len(job.spec.job_id) for job in jobs]), np.full(len(jobs), math.log(9.0))
 
     pool, features = make_pool(), Features(predict)
     pool.node("a", 8)
@@ -113,6 +115,30 @@ def test_predictions_are_asked_for_once_per_job(make_pool: MakePool) -> None:
     assert [row["run_s"] for row in both] == [360.0, 180.0]
     assert both[0]["spread"] == np.float32(math.log(9.0))
     assert asked == ["one", "second"]
+
+
+class _Sure(Said):
+    """Every job takes a minute, give or take."""
+
+    def whole_s(self, jobs: Sequence[Job]) -> Sequence[float | None]:
+        return [60.0] * len(jobs)
+
+    def spread(self, jobs: Sequence[Job]) -> Sequence[float | None]:
+        return [2.0] * len(jobs)
+
+
+def test_run_times_are_those_of_the_pool_also_where_it_gets_another_source(make_pool: MakePool) -> None:
+    pool, features = make_pool(), Features()
+    pool.node("a", 8)
+    pool.arrive("known", 2, estimate_s=5.0)
+    pool.arrive("unknown", 2)
+    said = seen(pool, features, "known", "unknown")
+    assert [(row["run_s"], row["spread"]) for row in said] == [
+        (5.0, 0.0),
+        (np.float32(UNKNOWN_RUN_S), np.float32(UNKNOWN_SPREAD)),
+    ]
+    pool.state.run_times = _Sure()
+    assert [(row["run_s"], row["spread"]) for row in seen(pool, features, "known", "unknown")] == [(60.0, 2.0)] * 2
 
 
 def test_jobs_that_have_gone_are_forgotten(make_pool: MakePool) -> None:

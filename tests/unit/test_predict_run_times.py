@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -106,6 +107,8 @@ def test_what_was_said_first_stays_until_the_job_is_over(told: tuple[Predicted, 
     [whole] = times.whole_s([job("a")])
     assert whole == pytest.approx(32_768, rel=0.1)
     assert predictor.asked == [1]
+    [spread] = times.spread([job("a")])
+    assert spread == pytest.approx(math.log(0.95 / 0.05), rel=0.1)  # uniform up to 65,536 s
     times.forget("a")
     times.whole_s([job("a")])
     assert predictor.asked == [1, 1]

@@ -17,6 +17,7 @@ from streamsched.core import events as ev
 from streamsched.core.model import Job, JobSpec, JobState
 from streamsched.predict import Combination
 from streamsched.predict.boosting import Boosting
+from streamsched.predict.run_times import Whole
 from streamsched.predict.state import from_bytes
 from streamsched.routing.least_loaded import RunTimesSummary
 from streamsched.service import predictions as module
@@ -293,7 +294,7 @@ def test_an_error_of_the_predictor_is_told_once_and_what_was_said_is_the_answer(
 def test_an_answer_that_is_no_number_is_none(live: Live) -> None:
     async def work() -> None:
         await live.predictions.begin(live.pool.state, 0)
-        live.predictions._told.said({"a": math.nan})
+        live.predictions._told.said({"a": Whole(math.nan, math.nan)})
         live.pool.arrive("a", 8, estimate_s=77.0)
         assert live.predictions.run_times.whole_s([live.pool.job("a")]) == [77.0]
         await live.predictions.close(5.0)
@@ -456,7 +457,7 @@ def test_a_bad_answer_of_one_job_is_no_bad_answer_of_all(live: Live) -> None:
         await live.predictions.begin(live.pool.state, 0)
         live.learn(5)
         await idle(live.predictions)
-        live.predictions._told.said({"bad": math.nan})
+        live.predictions._told.said({"bad": Whole(math.nan, math.nan)})
         live.pool.arrive("bad", 8, estimate_s=77.0)
         live.pool.arrive("good", 8, labels={"name": "long"})
         bad, good = live.predictions.run_times.whole_s([live.pool.job("bad"), live.pool.job("good")])
