@@ -9,23 +9,26 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from streamsched.core import events as ev
+from streamsched.core import window
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.model import JobSpec, NodeSpec
 from streamsched.policy.expression import ByExpression, parse
 from streamsched.policy.features import FEATURES, Features
-from streamsched.policy.network import ByNetwork, Network, weights_of
+from streamsched.policy.network import ByNetwork, Network, load, weights_of
 from streamsched.policy.rules import FirstComeFirstServed
 from streamsched.sim.fast import Workload
 from streamsched.sim.scored import Instance, episode, measure, simulate_expression
 
 RULE = "min(wait_s, 3600) / work_gpu_s + if_less(free_gpus, 8, -gpus, 0) - log1p(run_s) * sqrt(queue_length)"
+SHIPPED = Path(__file__).parent.parent / "models/venus-4w-preemptive/network.bin"
 LOADS = (0.9, 1.1, 1.3, 1.6)
 
 
@@ -95,10 +98,14 @@ def ranking(console: Console, quick: bool) -> None:
         state.handle(ev.JobArrived(spec=spec), 0.0)
     jobs, features = list(state.queued_jobs()), Features()
     by_expression, by_network = ByExpression("e", parse(RULE), features), ByNetwork("n", network(), features)
+    shipped = ByNetwork("shipped", load(SHIPPED), features)
     calls: dict[str, Callable[[], object]] = {
         "features": lambda: features(jobs, state, 60.0),
         "features and expression": lambda: by_expression.scores(jobs, state, 60.0),
-        "features and network": lambda: by_network.scores(jobs, state, 60.0),
+        "features and network of 2 x 32": lambda: by_network.scores(jobs, state, 60.0),
+        "the core ranks by it: all this, and sorted": lambda: window.rank(state, by_network, 60.0),
+        f"the core ranks by {SHIPPED.parent.name}": lambda: window.rank(state, shipped, 60.0),
+        "the core makes a window of it": lambda: window.build(state, by_network, 1, 60.0),
     }
     table = Table("", "median, ms", "least, ms", title=f"{queued:,} waiting jobs, CPU time of the process")
     for name, call in calls.items():

@@ -37,6 +37,7 @@ from .instructions import Absorb, Instruction, Place, Preempt, Refuse, Revoke, S
 from .inventory import Inventory, Request, request_kind
 from .lifecycle import END_OF_STOP, Trigger, next_state
 from .model import (
+    BY_ARRIVAL,
     TERMINAL,
     WHOLE_GPU,
     Allocation,
@@ -624,7 +625,7 @@ class ClusterState:
         if left <= 0 or self.now < self._waits_end:
             return
         waiting = [self.jobs[job_id] for job_id in self.index.queued if job_id not in self.index.reserving]
-        overdue = sorted((job for job in waiting if self._waits_until(job) <= self.now), key=_by_arrival)
+        overdue = sorted((job for job in waiting if self._waits_until(job) <= self.now), key=BY_ARRIVAL)
         if not overdue:
             self._waits_end = min(map(self._waits_until, waiting), default=math.inf)
         hopeless: set[Request] = set()
@@ -663,7 +664,7 @@ class ClusterState:
         return bool(nodes)
 
     def _reserving_jobs(self) -> list[Job]:
-        return sorted((self.jobs[job_id] for job_id in self.index.reserving), key=_by_arrival)
+        return sorted((self.jobs[job_id] for job_id in self.index.reserving), key=BY_ARRIVAL)
 
     def _start_reserved(self) -> None:
         """A job whose nodes have drained starts there, without a solver; one per window, since gangs may be large."""
@@ -990,11 +991,11 @@ class ClusterState:
 
     def queued_jobs(self) -> list[Job]:
         """In order of arrival, however they came into the queue: no rule can depend on what is not stored."""
-        return sorted((self.jobs[job_id] for job_id in self.index.queued), key=_by_arrival)
+        return sorted(map(self.jobs.__getitem__, self.index.queued), key=BY_ARRIVAL)
 
     def set_aside(self) -> list[Job]:
         """Jobs that wait but that no window asks for, since they are held or can never fit; in order of arrival."""
-        return sorted((self.jobs[job_id] for job_id in [*self.index.held, *self.index.unfit]), key=_by_arrival)
+        return sorted((self.jobs[job_id] for job_id in [*self.index.held, *self.index.unfit]), key=BY_ARRIVAL)
 
     @property
     def unfinished_timers(self) -> bool:
@@ -1092,10 +1093,6 @@ def _was_there(run: Run, fenced_at: float | None) -> bool:
 
 def _waits_for_room(assignment: Assignment) -> bool:
     return bool(assignment.after)
-
-
-def _by_arrival(job: Job) -> int:
-    return job.seq
 
 
 def _gpu_milli(allocations: Iterable[Allocation]) -> int:

@@ -9,6 +9,8 @@ Units are part of the name (`_s` seconds, `_mib` MiB, `_milli` thousandths: 1000
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
@@ -183,6 +185,10 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: float | None = None
     rate: Rate | None = None
     """As last measured."""
+
+
+BY_ARRIVAL: Final[Callable[[Job], int]] = attrgetter("seq")
+"""A sort key; a function of Python takes three times as long."""
 
 
 class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):

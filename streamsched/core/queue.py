@@ -177,9 +177,9 @@ class Queue:
             line.jobs[key] = job
             self._lines_of[job_id] = name
 
-    def line_of(self, job_id: str) -> LineKey | None:
-        """None for a job that is not in a line."""
-        return self._lines_of.get(job_id)
+    def lines_now(self) -> dict[str, LineKey]:
+        """The line of each job that is in one, as it is now."""
+        return dict(self._lines_of)
 
     def in_order(self) -> Iterator[tuple[Key, Job, LineKey | None]]:
         """All that have been ranked, best first, lazily; with the line that a job is in."""

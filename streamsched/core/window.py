@@ -13,12 +13,13 @@ from heapq import heapify, heappop, heapreplace, nlargest
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from .chances import Chances
 from .inventory import Request, request_kind
-from .model import WHOLE_GPU, Job, JobSpec, Run, TopologyLevel, TopologyWish
+from .model import BY_ARRIVAL, WHOLE_GPU, Job, JobSpec, JobState, Run, TopologyLevel, TopologyWish
 from .preemption import (
     choose_victims,
     class_name,
@@ -28,7 +29,7 @@ from .preemption import (
     possible_victims,
     priority,
     takes_whole_devices,
-    waited_too_long,
+    which_waited_too_long,
 )
 from .problem import Ask, Candidate, Problem, Victim
 from .queue import Key, Line, LineKey, Ranker, is_static
@@ -40,7 +41,7 @@ from .words import some
 if TYPE_CHECKING:
     from .cluster import ClusterState
 
-__all__ = ["MIX_MAX", "Ranked", "Ranker", "Window", "build", "rank"]
+__all__ = ["MIX_MAX", "Ranked", "Ranker", "Ranking", "Window", "build", "rank"]
 
 _PROTECTED: Final = {"easy": 1, "conservative": 1_000_000_000}
 """By `SchedulerConfig.backfill`: for how many jobs without room nodes are kept free. Each has nodes of its own, so that
@@ -82,22 +83,56 @@ class Window:
             yield Ranked(job.spec.job_id, -key.score, self._chooser.told(key, job, name))
 
 
-def rank(state: ClusterState, ranker: Ranker, now: float, running: Sequence[Job] = ()) -> list[tuple[Key, Job]]:
-    """All queued jobs and these, best first."""
+class Ranking:
+    """Jobs in rank order, best first. Sorted as columns, and keys are made as they are read: in a queue of ten thousand
+    few are looked at."""
+
+    def __init__(self, jobs: Sequence[Job], priorities: Sequence[int], scores: Sequence[float]) -> None:
+        """`priorities`, `scores`: [job], more is better; ties go by order of arrival."""
+        self._jobs = jobs
+        self._priority, self._score = -np.asarray(priorities, np.int64), -np.asarray(scores, np.float64)
+        arrivals = np.array(list(map(BY_ARRIVAL, jobs)), np.int64)
+        self._order = np.lexsort((arrivals, self._score, self._priority))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[tuple[int, Job]]:
+        """With what `key` knows them by."""
+        return ((place, self._jobs[place]) for place in self._order.tolist())
+
+    def key(self, place: int) -> Key:
+        return Key(int(self._priority[place]), float(self._score[place]), self._jobs[place].seq)
+
+    def levels(self) -> dict[str, int]:
+        """By job id, 0 for the last in rank. Those that are equal but for their arrival have one level, so that they do
+        not take each other's place."""
+        priority, score = self._priority[self._order], self._score[self._order]
+        steps = (np.diff(priority) != 0) | (np.diff(score) != 0)
+        behind = np.concatenate([[0], np.cumsum(steps)]).tolist() if len(self) else []
+        return {
+            self._jobs[place].spec.job_id: behind[-1] - before
+            for place, before in zip(self._order.tolist(), behind, strict=True)
+        }
+
+
+def rank(state: ClusterState, ranker: Ranker, now: float, running: Sequence[Job] = ()) -> Ranking:
+    """All queued jobs and these."""
     jobs = [*state.queued_jobs(), *running]
     classes = state.config.priority_classes
     scores = ranker.scores(jobs, state, now)
     if state.config.preempts_within_class:
         scores = _overdue_first(state, jobs, scores)
-    return sorted(
-        (Key(-classes.get(class_name(job), 0), -score, job.seq), job) for score, job in zip(scores, jobs, strict=True)
-    )
+    return Ranking(jobs, [classes.get(class_name(job), 0) for job in jobs] if classes else [0] * len(jobs), scores)
 
 
-def _overdue_first(state: ClusterState, jobs: Sequence[Job], scores: Sequence[float]) -> list[float]:
+def _overdue_first(state: ClusterState, jobs: Sequence[Job], scores: Sequence[float]) -> Sequence[float]:
     """Those that have waited too long are above all others, and equal: the first to arrive goes first."""
-    above = math.nextafter(max(scores, default=0.0), math.inf)
-    return [above if waited_too_long(state, job) else score for job, score in zip(jobs, scores, strict=True)]
+    late = which_waited_too_long(state, jobs)
+    if True not in late:
+        return scores
+    above = math.nextafter(max(scores), math.inf)
+    return [above if overdue else score for overdue, score in zip(late, scores, strict=True)]
 
 
 def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Window:
@@ -119,12 +154,12 @@ def build(state: ClusterState, ranker: Ranker, number: int, now: float) -> Windo
     else:
         ranked, levels, victims = _order(state, ranker, now, runs)
         chooser = _Chooser(state, ranker, now, levels, victims)
-        listed = [(key, job, None if victims else state.queue.line_of(job.spec.job_id)) for key, job in ranked]
+        lines = {} if victims else state.queue.lines_now()
         if not victims:
             for name, line in state.queue.lines.items():
                 chooser.may_open(name, line)
-        _look_at_each(listed, chooser)
-        order = partial(_still_waiting, state, listed)
+        _look_at_each(ranked, lines, chooser)
+        order = partial(_still_waiting, state, ranked, lines)
     chosen = chooser.chosen
     victims = chooser.victims_of_chosen()
     values, costs = _values(state, [job for _, job in chosen], victims, levels)
@@ -183,31 +218,34 @@ def _look_at_lines(state: ClusterState, chooser: _Chooser) -> None:
             heapreplace(heads, (following[0], chain((following,), rest), name))
 
 
-def _look_at_each(listed: Iterable[tuple[Key, Job, LineKey | None]], chooser: _Chooser) -> None:
-    for key, job, name in listed:
-        if (name is None or name not in chooser.closed) and not chooser.full:
-            chooser.look(key, job, name)
+def _look_at_each(ranked: Ranking, lines: Mapping[str, LineKey], chooser: _Chooser) -> None:
+    for place, job in ranked:
+        name = lines.get(job.spec.job_id)
+        if job.state is not JobState.QUEUED or (name is not None and name in chooser.closed):
+            continue
+        if chooser.full:
+            return
+        chooser.look(ranked.key(place), job, name)
 
 
-def _still_waiting(state: ClusterState, listed: list[tuple[Key, Job, LineKey | None]]) -> Order:
-    return ((key, job, name) for key, job, name in listed if job.spec.job_id in state.index.queued)
+def _still_waiting(state: ClusterState, ranked: Ranking, lines: Mapping[str, LineKey]) -> Order:
+    for place, job in ranked:
+        if job.state is JobState.QUEUED and job.spec.job_id in state.index.queued:
+            yield ranked.key(place), job, lines.get(job.spec.job_id)
 
 
 def _order(
     state: ClusterState, ranker: Ranker, now: float, runs: Sequence[Run]
-) -> tuple[list[tuple[Key, Job]], dict[str, int], tuple[Victim, ...]]:
-    """The queue in order; levels by job id and the victims in ascending order of level, both empty without victims."""
+) -> tuple[Ranking, dict[str, int], tuple[Victim, ...]]:
+    """All that are ranked, in order; levels by job id and the victims in ascending order of level, both empty without
+    victims."""
     if not runs:
         return rank(state, ranker, now), {}, ()
     queued = state.queued_jobs()
     running = [state.jobs[run.job_id] for run in runs]
     if state.config.preempts_within_class:
-        ranked = rank(state, ranker, now, running)
-        # Those with equal keys but for their arrival are equal and do not take each other's place.
-        places = {key: level for level, key in enumerate(sorted({key[:2] for key, _ in ranked}, reverse=True))}
-        levels = {job.spec.job_id: places[key[:2]] for key, job in ranked}
-        apart = {job.spec.job_id for job in running}
-        order = [item for item in ranked if item[1].spec.job_id not in apart]
+        order = rank(state, ranker, now, running)
+        levels = order.levels()
     else:
         order = rank(state, ranker, now)
         levels = {job.spec.job_id: priority(state, job) for job in [*queued, *running]}

@@ -216,11 +216,11 @@ class Features:
         if len(self._kept) > 2 * len(jobs) + 1_000 or self._source is not state.run_times:
             self._source = state.run_times
             self._forget()
-        row_of = self._row_of
-        new = [job for job in jobs if id(job) not in row_of]
-        if new:
-            self._file(new, state)
-        return np.fromiter(map(row_of.__getitem__, map(id, jobs)), np.int64, len(jobs))
+        rows = list(map(self._row_of.get, map(id, jobs)))
+        if None in rows:
+            self._file([job for job, row in zip(jobs, rows, strict=True) if row is None], state)
+            rows = list(map(self._row_of.get, map(id, jobs)))
+        return np.array(rows, np.int64)
 
     def _forget(self) -> None:
         self._kept: list[Job] = []
