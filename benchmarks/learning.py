@@ -20,9 +20,10 @@ from streamsched.core import window
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.model import JobSpec, NodeSpec
+from streamsched.policy import network as networks
 from streamsched.policy.expression import ByExpression, parse
 from streamsched.policy.features import FEATURES, Features
-from streamsched.policy.network import ByNetwork, Network, load, weights_of
+from streamsched.policy.network import ByNetwork, Network, weights_of
 from streamsched.policy.rules import FirstComeFirstServed
 from streamsched.sim.fast import Workload
 from streamsched.sim.scored import Instance, episode, measure, simulate_expression
@@ -98,7 +99,7 @@ def ranking(console: Console, quick: bool) -> None:
         state.handle(ev.JobArrived(spec=spec), 0.0)
     jobs, features = list(state.queued_jobs()), Features()
     by_expression, by_network = ByExpression("e", parse(RULE), features), ByNetwork("n", network(), features)
-    shipped = ByNetwork("shipped", load(SHIPPED), features)
+    shipped = ByNetwork("shipped", networks.load(SHIPPED), features)
     calls: dict[str, Callable[[], object]] = {
         "features": lambda: features(jobs, state, 60.0),
         "features and expression": lambda: by_expression.scores(jobs, state, 60.0),
