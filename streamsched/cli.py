@@ -33,10 +33,12 @@ def _root(
 
 
 def _mount() -> None:
-    from streamsched.commands import demo, history, paper, simulate, solve, topics, train, up, worker
+    from streamsched.commands import demo, history, models, paper, simulate, solve, status, topics, train, up, worker
 
     app.add_typer(topics.topics_app, name="topics")
     app.add_typer(train.train_app, name="train")
+    app.add_typer(models.models_app, name="models")
+    app.command("status")(status.status_command)
     app.command("worker")(worker.worker)
     app.command("up")(up.up)
     app.command("demo")(demo.demo)

@@ -344,6 +344,8 @@ class RankedJob(Message, frozen=True, kw_only=True):
     waited_s: float
     run_s: Seconds | None = None
     """What is believed of its run time: what was said of it, or what is predicted (setting `run_times`)."""
+    shadow_score: float | None = None
+    """By a model whose scores are only compared, where there is one."""
 
 
 class QueueRanking(Message, frozen=True, kw_only=True):

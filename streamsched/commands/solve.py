@@ -94,14 +94,17 @@ def _asked(problem: str | None, pool: str | None, until: str | None) -> Dump:
 
 def _from_journal(pool: str, until: str | None) -> Dump:
     from streamsched import __version__
-    from streamsched.policy import by_name
     from streamsched.service.history import next_window, replay
+    from streamsched.service.pool_model import ranker_now
 
     from .history import ready, run, until_of
 
     settings = ready()
     fold = run(replay(settings, pool, until_of(until)), settings)
-    found = next_window(fold, by_name(settings.scheduler.policy))
+    ranker, problems = ranker_now(settings)
+    for line in problems:
+        typer.echo(f"streamsched: {line}; {ranker.name} ranks", err=True)
+    found = next_window(fold, ranker)
     if found is None:
         raise UserError(f"pool {pool}: no queued job could start after record {fold.position.seq}, so nothing is asked")
     return Dump(

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from streamsched.bus.admin import apply_topics
 from streamsched.errors import CheckFailed, UserError
-from streamsched.policy import by_name
+from streamsched.service.models import check_policy
 from streamsched.service.settings import Settings
 from streamsched.service.stacks import Stack, StackName, start_stack
 
@@ -74,7 +74,7 @@ def running_stack(name: str, data_dir: Path | None) -> Iterator[tuple[Stack, dic
     if chosen != "external":
         # Addresses and credentials of another cluster must not mix with those of our own.
         env = {name: value for name, value in env.items() if not name.startswith(_CONNECTIONS)}
-    by_name(Settings.from_env(env).scheduler.policy)
+    check_policy(Settings.from_env(env))
     with start_stack(chosen, data_dir) as stack:
         for line in stack.describe():
             console.print(line)

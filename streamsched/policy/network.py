@@ -111,6 +111,11 @@ class Network:
         return found
 
     @cached_property
+    def looked_at(self) -> frozenset[str]:
+        """Names of the features that make a difference."""
+        return frozenset(name for name, row in zip(NAMES, self.layers[0][0], strict=True) if row.any())
+
+    @cached_property
     def scale(self) -> tuple[Floats, Floats]:
         """[feature] what the logarithms are shifted by, and what they are multiplied with."""
         shift = np.log1p(self.low)

@@ -48,6 +48,54 @@ class RunTimesSummary(Struct, frozen=True, kw_only=True):
     """Errors of the predictor; what it did not answer was answered by the jobs' estimates."""
 
 
+class ShadowSummary(Struct, frozen=True, kw_only=True):
+    """A model whose scores are only compared with those in use, as of the last look at the queue."""
+
+    model: str
+    """Its name; empty where it cannot be used (`ModelSummary.problems`)."""
+    jobs: int
+    """That were ranked both ways."""
+    correlation: float
+    """Spearman's, of their places: 1 the same order, -1 the opposite one."""
+    first: float
+    """Share of the first `among` of the one order that are among the first of the other."""
+    among: int
+    looks: int
+    """Comparisons so far, by this worker."""
+
+
+class CanarySummary(Struct, frozen=True, kw_only=True):
+    """A model that ranks a share of the jobs. What was placed is counted since it is in use here."""
+
+    model: str
+    placed: int
+    """Jobs of the share."""
+    wait_s: float
+    """Mean, of those placed."""
+    others_placed: int
+    others_wait_s: float
+
+
+class ModelSummary(Struct, frozen=True, kw_only=True):
+    """Which model ranks a pool."""
+
+    wanted: str
+    """Named by the registry or the setting `policy`; empty: none is."""
+    used: str
+    """Empty: the base rule ranks."""
+    base: str
+    digest: str = ""
+    """SHA-256 of the file in use, its first 12 digits."""
+    problems: tuple[str, ...] = ()
+    """Why what is wanted is not in use, a line each."""
+    failures: int = 0
+    """Queues that the base rule ranked because the model did not (by this worker)."""
+    drift: dict[str, float] = {}
+    """Features of which too many jobs are outside of the range of training -> their share of late."""
+    shadow: ShadowSummary | None = None
+    canary: CanarySummary | None = None
+
+
 class PoolSummary(Struct, frozen=True, kw_only=True):
     """What is known of a pool from outside. GPUs are whole devices by type; queued ones are thousandths."""
 
@@ -65,6 +113,8 @@ class PoolSummary(Struct, frozen=True, kw_only=True):
     policy: str = ""
     run_times: RunTimesSummary | None = None
     """None where they are not predicted."""
+    model: ModelSummary | None = None
+    """None where the policy is a rule."""
 
     def could_hold(self, spec: JobSpec) -> bool:
         """Whether the pool's nodes could hold the job if they were empty, were they all in one topology domain."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +34,7 @@ from streamsched.store.job_index import JobIndex
 from .clock import Clock, TimedProducer
 from .dumps import DumpFolder, DumpingSolver
 from .letters import DeadLetters
+from .models import ModelFolder, check_policy, is_model
 from .reachable import check_reachable, probe_kafka
 from .recovery import Fenced
 from .retention import unsafe_keep
@@ -85,12 +86,15 @@ async def run_worker(settings: Settings) -> None:
 @contextlib.asynccontextmanager
 async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     """A worker inside a running loop: started on entry, drained and stopped on exit."""
-    ranker = by_name(settings.scheduler.policy)
+    check_policy(settings)
+    models = ModelFolder(settings) if is_model(settings) else None
     await asyncio.to_thread(check_reachable, settings.kafka, settings.redis)
     await _check_topics(settings)
     names = settings.names
     limits = {names.of(declared): int(declared.configs["max.message.bytes"]) for declared in DECLARATIONS}
     clock = Clock()
+    if models is not None:
+        await asyncio.to_thread(models.poll, clock())
     producer = TimedProducer(settings.kafka, log.warning, clock, limits, replaceable=(names.rankings, names.snapshots))
     redis = connect(settings.redis)
     solver = _solver(settings.solve_limits())
@@ -103,11 +107,12 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
         settings=settings,
         producer=producer,
         clock=clock,
-        ranker=ranker,
+        ranker=by_name(settings.scheduler.policy if models is None else models.in_use.base),
         solve=dumping.solve if dumping else solver.solve,
         letters=letters.write,
         index=index,
         hearing=ears,
+        models=models,
     )
     scheduler = Scheduler(parts, redis, letters, _end_process)
     router = Router(settings, redis, index, producer, letters)
@@ -123,6 +128,8 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
     )
     worker = Worker(scheduler, letters, solver)
     watching = _watch(settings, producer, scheduler, app)
+    if models is not None:
+        watching.append(_must_go_on(models.watch(clock)))
     try:
         try:
             await app.start()
@@ -181,16 +188,19 @@ def _watch(settings: Settings, producer: Producer, scheduler: Scheduler, app: An
             await asyncio.sleep(0.5)
         raise RuntimeError(f"the consumer has crashed: {words(app.crash_reason)}")
 
+    return [_must_go_on(work) for work in (scheduler.telemetry.run(), producer.watch(reachable, stuck), crash())]
+
+
+def _must_go_on(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """As a task whose end by an error is the end of the process."""
+
     def ended(task: asyncio.Task[None]) -> None:
         if (error := what_ended(task)) is not None:
             _end_process(error)
 
-    tasks = [
-        asyncio.create_task(work) for work in (scheduler.telemetry.run(), producer.watch(reachable, stuck), crash())
-    ]
-    for task in tasks:
-        task.add_done_callback(ended)
-    return tasks
+    task = asyncio.create_task(work)
+    task.add_done_callback(ended)
+    return task
 
 
 async def _within(what: str, work: Awaitable[Any], limit_s: float) -> list[str]:

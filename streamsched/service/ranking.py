@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from types import MappingProxyType
 
 from streamsched.bus import codec
 from streamsched.bus.messages import QueueRanking, RankedJob
@@ -11,11 +12,19 @@ from streamsched.core.cluster import ClusterState
 from streamsched.core.model import Job, JobState
 
 
-def queue_ranking(state: ClusterState, seq: int, now: float, unplaced: Mapping[str, str], limit: int) -> QueueRanking:
+def queue_ranking(
+    state: ClusterState,
+    seq: int,
+    now: float,
+    unplaced: Mapping[str, str],
+    limit: int,
+    shadow: Mapping[str, float] = MappingProxyType({}),
+) -> QueueRanking:
     """The queue in the order of the last window, then the jobs that no window asks for (held, can never fit).
 
-    `unplaced`: what the last solution says of its candidates. Of more than `limit` jobs the first are listed; half of
-    the room is kept for those set aside, since a long queue is where a job that can never start is overlooked.
+    `unplaced`: what the last solution says of its candidates. `shadow`: scores of a model that is only compared. Of
+    more than `limit` jobs the first are listed; half of the room is kept for those set aside, since a long queue is
+    where a job that can never start is overlooked.
     """
     aside = state.set_aside()
     room = limit - min(len(aside), limit // 2)
@@ -40,6 +49,7 @@ def queue_ranking(state: ClusterState, seq: int, now: float, unplaced: Mapping[s
                 reason=reason,
                 waited_s=max(0.0, now - job.queued_at),
                 run_s=run_s,
+                shadow_score=shadow.get(job.spec.job_id),
             )
             for rank, ((job, score, reason), run_s) in enumerate(zip(waiting, believed, strict=True), start=1)
         ),

@@ -51,6 +51,8 @@ from streamsched.store.pool_store import Outcome, PoolStore, Position
 from streamsched.store.predictor_store import PredictorStore
 
 from .clock import PoolClock
+from .models import ModelFolder
+from .pool_model import PoolModel
 from .predictions import Predictions
 from .ranking import bounded, queue_ranking
 from .recovery import Fenced, PoolTopics, known_jobs, take_over, write_to_redis
@@ -97,6 +99,7 @@ class Parts:
     producer: Producer
     clock: Callable[[], float]
     ranker: Ranker
+    """By the setting `policy`, where that is a rule."""
     solve: Callable[[Problem], Any]
     """`await solve(problem) -> Solution`; off the event loop, bounded in time."""
     letters: Callable[[list[tuple[Refused, Input]]], Any]
@@ -105,6 +108,8 @@ class Parts:
     hearing: Callable[[int], Hearing]
     """How much is heard of `nodes.events` in a partition."""
     journalled: journal.Written = field(default_factory=journal.Written)
+    models: ModelFolder | None = None
+    """Where the policy is a model."""
 
 
 @dataclass(slots=True)
@@ -149,8 +154,10 @@ class PoolRunner:
         self.partition = partition
         self.counts = Counts()
         self.state = ClusterState(pool, parts.settings.scheduler)
+        self._model = PoolModel(pool, parts.models, parts.settings.scheduler) if parts.models is not None else None
         self._ranker = copy.deepcopy(parts.ranker)
-        """A rule may remember (A-SRPT's virtual machine does), and each pool has its own past."""
+        """A rule may remember (A-SRPT's virtual machine does), and each pool has its own past. With a model it is what
+        that makes of it, anew with each commit."""
         self._parts = parts
         self._clock = PoolClock(parts.clock)
         self._settings = parts.settings
@@ -293,6 +300,8 @@ class PoolRunner:
                     self._events_max = _RECORD_EVENTS
                     await self._check_store()
                     await self._check_index()
+                    if self._model is not None:
+                        self._model.look(self.state, self._clock)
                     await self._publish_ranking()
                 break
             except (_StateLost, ConnectionError) as lost:
@@ -360,6 +369,9 @@ class PoolRunner:
 
     async def _commit(self, works: list[_Work]) -> None:
         now = self._clock()
+        if self._model is not None:
+            self._model.refresh()
+            self._ranker = self._model.ranker
         self.state.ranker = self._ranker if self._solving is None else None
         if self._predictions is not None:
             self.state.run_times = self._predictions.run_times
@@ -434,6 +446,8 @@ class PoolRunner:
         self._snapshots.after_commit(self.state, self._position)
         if self._predictions is not None:
             self._predictions.after_commit(record.events, changes, self.state, record.seq)
+        if self._model is not None:
+            self._model.placed(decisions, self.state)
         self.counts.commits += 1
         self.counts.applied += len(works)
         self.counts.decisions.update(type(decision).__name__.lower() for decision in decisions)
@@ -488,13 +502,13 @@ class PoolRunner:
             log.warning("pool %s: %d jobs stay in the job index (%s)", self.pool, len(job_ids), words(error))
 
     async def _check_store(self) -> None:
-        """An idle owner looks now and then whether Redis still holds its state and its epoch."""
+        """An idle owner looks now and then whether Redis still holds its state and its epoch, and says how it is."""
         now = self._clock()
         if now - self._last_store < _CHECK_EVERY_S:
             return
         self._last_store = now
         try:
-            outcome = await self._store.check(self.state.epoch, self._position.seq)
+            outcome = await self._store.check(self.state.epoch, self._position.seq, self._summary())
         except (RedisError, OSError) as error:
             log.warning("pool %s: %s", self.pool, trouble(error, self._settings.redis))
             return
@@ -592,9 +606,10 @@ class PoolRunner:
         if not due or self._parts.producer.outage.active:
             return
         self._last_ranking = now
+        shadow = self._model.shadow_scores if self._model is not None else {}
         try:
             ranking, encoded = bounded(
-                lambda limit: queue_ranking(self.state, self._position.seq, now, self._unplaced, limit),
+                lambda limit: queue_ranking(self.state, self._position.seq, now, self._unplaced, limit, shadow),
                 self._settings.ranking_jobs,
                 _RANKING_BYTES,
             )
@@ -625,7 +640,8 @@ class PoolRunner:
 
     def _summary(self) -> bytes:
         run_times = self._predictions.summary() if self._predictions is not None else None
-        return self._summaries.of(self.state, self._clock(), run_times)
+        model = self._model.summary() if self._model is not None else None
+        return self._summaries.of(self.state, self._clock(), run_times, model)
 
     # ── recovery ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

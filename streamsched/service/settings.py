@@ -75,6 +75,8 @@ class Settings:
     train_every_jobs: int = 2000
     train_every_s: float = 3600.0
     """Trees are trained when so many more jobs have ended and so much time has passed."""
+    models_dir: str = "models"
+    """Folder of the models that a `policy` of `model` or `model:NAME` ranks by, with its `registry.toml`."""
     dump_dir: str = ""
     """Folder in which windows are kept whose solve was slow, failed or fell back; empty: none are."""
     dump_files: int = 20
@@ -182,7 +184,7 @@ ENTRIES_MAX: Final = 10_000
 """Pools, priority classes or tenants in one setting."""
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"placement": ("milp", "greedy")}
 _IDS: Final = {"group", "policy"}
-_PATHS: Final = {"dump_dir", "predict_dir"}
+_PATHS: Final = {"dump_dir", "models_dir", "predict_dir"}
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._-]{0,100}")
 
 _SECTIONS: Final = {"": Settings, "times": GroupTimes, "scheduler": SchedulerConfig}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
+from msgspec.structs import replace
 
 from streamsched.core.cluster import ClusterState
-from streamsched.routing.least_loaded import PoolSummary, RunTimesSummary, demand_kind, node_kinds
+from streamsched.routing.least_loaded import ModelSummary, PoolSummary, RunTimesSummary, demand_kind, node_kinds
 
 _DEMAND_FOR_S = 1.0
 """The queue is summed up no more often: routers do not look more often either, and it can be long."""
@@ -20,12 +21,18 @@ class Summaries:
         self._demand: dict[str, int] = {}
         self._summed_at = float("-inf")
 
-    def of(self, state: ClusterState, now: float, run_times: RunTimesSummary | None = None) -> bytes:
+    def of(
+        self,
+        state: ClusterState,
+        now: float,
+        run_times: RunTimesSummary | None = None,
+        model: ModelSummary | None = None,
+    ) -> bytes:
         """JSON of `PoolSummary`."""
         if not 0 <= now - self._summed_at < _DEMAND_FOR_S:
             self._demand = _demand(state)
             self._summed_at = now
-        return msgspec.json.encode(_summary(state, now, self._demand, run_times))
+        return msgspec.json.encode(replace(_summary(state, now, self._demand), run_times=run_times, model=model))
 
 
 def pool_summary(state: ClusterState, now: float) -> bytes:
@@ -41,7 +48,7 @@ def _demand(state: ClusterState) -> dict[str, int]:
     return dict(demand)
 
 
-def _summary(state: ClusterState, now: float, demand: dict[str, int], run_times: RunTimesSummary | None) -> PoolSummary:
+def _summary(state: ClusterState, now: float, demand: dict[str, int]) -> PoolSummary:
     free: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for capability, nodes in state.inventory.capabilities.total.items():
@@ -58,5 +65,4 @@ def _summary(state: ClusterState, now: float, demand: dict[str, int], run_times:
         queued_gpu_milli=demand,
         kinds=node_kinds(state.inventory.capabilities.total),
         policy=state.config.policy,
-        run_times=run_times,
     )

@@ -5,7 +5,7 @@
 --              offsets, outbox), summary (for the router and for status). Without `state` the pool counts as not there.
 --
 -- ARGV: 'acquire' epoch        a new epoch above this and above the stored one; returns it
---       'check'   epoch seq    whether the stored state is the one that this owner last wrote
+--       'check'   epoch seq [summary]   whether the stored state is the one that this owner last wrote; if so, the summary
 --       'clear'   epoch        begin to write it anew
 --       'fill'    epoch '' ''  n... pairs...   part of a state written anew
 --       'commit'  epoch before seq  n... pairs...   from record `before` to record `seq`
@@ -81,7 +81,11 @@ end
 
 local step, epoch = ARGV[1], tonumber(ARGV[2])
 if step == 'acquire' then return acquire(ARGV[2]) end
-if step == 'check' then return at_record(epoch, ARGV[3], ARGV[3]) end
+if step == 'check' then
+  local answer = at_record(epoch, ARGV[3], ARGV[3])
+  if answer == DONE and ARGV[4] then redis.call('HSET', KEYS[1], 'summary', ARGV[4]) end
+  return answer
+end
 if step == 'clear' then return clear(epoch) end
 local answer = owner(epoch)
 if step == 'commit' then answer = at_record(epoch, ARGV[3], ARGV[4]) end

@@ -167,9 +167,11 @@ class PoolStore:
             return outcome
         return await self._write("commit", epoch, 0, position.seq, {"meta": _meta(everything, position, summary)})
 
-    async def check(self, epoch: int, seq: int) -> Outcome:
-        """Whether Redis still holds what the owner of `epoch` last wrote: how an idle owner notices a loss."""
-        return Outcome(await self._script(keys=self._keys, args=["check", epoch, seq]))
+    async def check(self, epoch: int, seq: int, summary: bytes | None = None) -> Outcome:
+        """Whether Redis still holds what the owner of `epoch` last wrote: how an idle owner notices a loss. If so, this
+        is its summary now."""
+        told = [] if summary is None else [summary]
+        return Outcome(await self._script(keys=self._keys, args=["check", epoch, seq, *told]))
 
     async def _write(
         self, step: str, epoch: int, before: int | str, seq: int | str, parts: dict[str, list[bytes]]

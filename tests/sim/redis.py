@@ -59,7 +59,10 @@ def _pool_state(data: Data, keys: Sequence[bytes], args: Sequence[bytes]) -> int
         return epoch
     answer = _owner(meta, int(args[1]))
     if step == b"check":
-        return _at_record(meta, answer, args[2], args[2])
+        answer = _at_record(meta, answer, args[2], args[2])
+        if answer == DONE and len(args) > 3:
+            meta[b"summary"] = args[3]
+        return answer
     if step == b"clear":
         return _clear(data, keys, answer)
     if step == b"commit":
