@@ -34,6 +34,7 @@ from streamsched.store.job_index import JobIndex
 from .clock import Clock, TimedProducer
 from .dumps import DumpFolder, DumpingSolver
 from .letters import DeadLetters
+from .meters import measure_models
 from .models import ModelFolder, check_policy, is_model
 from .reachable import check_reachable, probe_kafka
 from .recovery import Fenced
@@ -115,6 +116,8 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
         models=models,
     )
     scheduler = Scheduler(parts, redis, letters, _end_process)
+    if models is not None:
+        measure_models(scheduler.models, lambda: models.refused)
     router = Router(settings, redis, index, producer, letters)
     app = build_app(
         settings.group,

@@ -45,6 +45,7 @@ from streamsched.core.model import JobSpec
 from streamsched.core.problem import Assignment, Problem, Solution, SolveStatus
 from streamsched.core.window import Ranker
 from streamsched.errors import UserError
+from streamsched.routing.least_loaded import ModelSummary
 from streamsched.store.client import trouble
 from streamsched.store.job_index import JobIndex
 from streamsched.store.pool_store import Outcome, PoolStore, Position
@@ -238,6 +239,11 @@ class PoolRunner:
     def _put(self, item: _Batch | Solution) -> None:
         self._inbox.append(item)
         self._wake.set()
+
+    @property
+    def model(self) -> ModelSummary | None:
+        """What ranks; None where the policy is a rule."""
+        return self._model.summary() if self._model is not None else None
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -640,8 +646,7 @@ class PoolRunner:
 
     def _summary(self) -> bytes:
         run_times = self._predictions.summary() if self._predictions is not None else None
-        model = self._model.summary() if self._model is not None else None
-        return self._summaries.of(self.state, self._clock(), run_times, model)
+        return self._summaries.of(self.state, self._clock(), run_times, self.model)
 
     # ── recovery ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

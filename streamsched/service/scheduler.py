@@ -18,6 +18,7 @@ from streamsched.bus.codec import Refused
 from streamsched.bus.intake import Later
 from streamsched.bus.strays import connection_errors, what_ended
 from streamsched.bus.topics import partition_of
+from streamsched.routing.least_loaded import ModelSummary
 from streamsched.store.pool_store import PoolStore
 from streamsched.store.predictor_store import PredictorStore
 from streamsched.store.telemetry import TelemetryStore
@@ -76,6 +77,10 @@ class Scheduler:
     async def drain(self) -> None:
         """For the end of the process."""
         await self.revoked()
+
+    def models(self) -> dict[str, ModelSummary]:
+        """What ranks the pools here, where that is a model."""
+        return {pool: model for pool, runner in self.runners.items() if (model := runner.model) is not None}
 
     def _predictor(self, pool: str) -> PredictorStore | None:
         if self._settings.run_times == "said":
