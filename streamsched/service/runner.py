@@ -195,8 +195,9 @@ class PoolRunner:
         self._listened_at = self._clock()
         """When silence was last judged: a long gap means that this process was held up, not the nodes."""
         self._last_ranking = 0.0
-        self._told: list[tuple[str, str, str]] = []
-        """What the last ranking on the topic says: jobs, their states and reasons."""
+        self._told: object = None
+        """What the last ranking on the topic says: by which rule, whether beside a shadow; jobs, their states and
+        reasons."""
         self._unplaced: dict[str, str] = {}
         """Why the candidates of the last window were not placed."""
         self._last_store = 0.0
@@ -622,7 +623,7 @@ class PoolRunner:
         except ValueError as error:  # a score that JSON cannot hold
             log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
             return
-        told = [(job.job_id, job.state, job.reason) for job in ranking.jobs]
+        told = ranking.policy, bool(shadow), [(job.job_id, job.state, job.reason) for job in ranking.jobs]
         self._ranking_pause = max(self._settings.ranking_every_s, _RANKING_REST * (self._clock() - now))
         if told == self._told:
             return
@@ -642,7 +643,7 @@ class PoolRunner:
 
     def _ranking_failed(self, error: BaseException) -> None:
         log.warning("pool %s: ranking not published (%s)", self.pool, words(error))
-        self._told = []  # so that the next one is written, also if it tells the same
+        self._told = None  # so that the next one is written, also if it tells the same
 
     def _summary(self) -> bytes:
         run_times = self._predictions.summary() if self._predictions is not None else None

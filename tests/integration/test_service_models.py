@@ -56,12 +56,14 @@ def submit(service: Service, runs_s: dict[str, float], **more: Any) -> None:
 
 
 def filled(service: Service) -> WorkerProcess:
-    """A worker whose only node is taken, with three jobs that wait."""
+    """A worker whose only node is taken, with three jobs that wait, in this order of arrival."""
     worker = service.start()
     service.send(service.names.nodes, m.Joined(pool="default", node_id="n", time=time.time(), gpu_type="A", gpus=8))
     submit(service, {"first": 1.0})
     service.wait_job("first", lambda job: job.placement_id is not None)
-    submit(service, {"long": 900.0, "short": 10.0, "middle": 60.0})
+    for name, run_s in (("long", 900.0), ("short", 10.0), ("middle", 60.0)):
+        submit(service, {name: run_s})
+        service.wait_job(name, lambda job: job.state == "queued")
     return worker
 
 
@@ -69,8 +71,7 @@ def order(service: Service, wanted: str) -> m.QueueRanking:
     """The last ranking on the topic, once it is this."""
 
     def look() -> m.QueueRanking | None:
-        found = [message for message in service.read(service.names.rankings) if message is not None]
-        last = found[-1] if found else None
+        last = service.ranking()
         return last if last is not None and " ".join(job.job_id for job in last.jobs) == wanted else None
 
     found = service.wait_for(look, f"the order {wanted}")

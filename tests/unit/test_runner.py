@@ -213,7 +213,7 @@ def test_a_ranking_tells_what_is_believed_of_run_times(waiting: PoolRunner, prod
             return [60.0 for _ in jobs]
 
     publish(waiting, 1)
-    waiting.state.run_times, waiting._told = Believed(), []
+    waiting.state.run_times, waiting._told = Believed(), None
     publish(waiting, 1)
     told = [codec.decode_ranking(value) for _, value in producer.topics[SETTINGS.names.rankings].records]
     assert [[job.run_s for job in message.jobs] for message in told] == [[None], [60.0]]
