@@ -604,6 +604,19 @@ def _give_back(world: World, job: int) -> None:
 
 
 @_inlined
+def _give_back_of_started(world: World) -> None:
+    """Nodes of jobs that have started elsewhere, when a window is over: they are room from the next one on, where they
+    may be kept for others that have waited too long."""
+    place = 0
+    while place < world.kept.length[0]:
+        job = world.kept.jobs[place]
+        if np.isnan(world.start[job]):
+            place += 1
+        else:
+            _give_back(world, job)
+
+
+@_inlined
 def _take_kept(world: World, job: int) -> bool:
     """Whether the job fits the nodes that are kept for it, and then has them: the first of these that suffice."""
     kept, whole = world.kept, int(world.nodes.having.shape[0]) - 1
@@ -683,12 +696,11 @@ def _pass(world: World, program: Program, layers: Layers, now: float) -> None:
         _evaluate(world, program, 0, program.length, world.fitting, count, now)
     place = _best(world, count, limit)
     while place >= 0:
-        if _keeps_for(world, world.fitting[place]):
-            _give_back(world, world.fitting[place])
         _begin(world, world.fitting[place], now)
         world.fitting[place] = -1
         limit = _largest_fitting(world.nodes)
         place = _best(world, count, limit) if limit > 0 else -1
+    _give_back_of_started(world)
     _forget_started(world, waited)
 
 
@@ -828,41 +840,37 @@ def _note(world: World, trail: Trail, count: int, now: float) -> None:
 
 @_inlined
 def _decide(world: World, layers: Layers, trail: Trail, now: float, temperature: float) -> None:
-    """One job after the other, as long as any fits, each chosen from the first that fit and a look at how it is then.
-    Where one alone fits there is nothing to decide."""
-    most = trail.features.shape[1]
-    while True:
-        waited, limit = world.asked[0], _largest_fitting(world.nodes)
-        count = _find_fitting(world, limit, most) if limit > 0 else 0
-        if count == 0:
-            return
-        place = 0
-        if count > 1:
-            _look_at_cluster(world, True)
-            _note(world, trail, count, now)
-            _infer(world, layers, world.fitting, count, now)
-            place = _draw(world, trail, count, temperature)
-            trail.chosen[trail.length[0]] = place
-            trail.job[trail.length[0]] = world.fitting[place]
-            trail.length[0] += 1
-        if _keeps_for(world, world.fitting[place]):
-            _give_back(world, world.fitting[place])
-        _begin(world, world.fitting[place], now)
-        _forget_started(world, waited)
+    """One job, where any fits, chosen from the first that fit and a look at how it is now. Where one alone fits there
+    is nothing to decide."""
+    waited, limit = world.asked[0], _largest_fitting(world.nodes)
+    count = _find_fitting(world, limit, trail.features.shape[1]) if limit > 0 else 0
+    if count == 0:
+        return
+    place = 0
+    if count > 1:
+        _look_at_cluster(world, True)
+        _note(world, trail, count, now)
+        _infer(world, layers, world.fitting, count, now)
+        place = _draw(world, trail, count, temperature)
+        trail.chosen[trail.length[0]] = place
+        trail.job[trail.length[0]] = world.fitting[place]
+        trail.length[0] += 1
+    _begin(world, world.fitting[place], now)
+    _give_back_of_started(world)
+    _forget_started(world, waited)
 
 
 @_inlined
 def _decisions(world: World, layers: Layers, trail: Trail, now: float, temperature: float) -> None:
-    """As `_windows`."""
-    if world.kept.after_s == np.inf:
-        _decide(world, layers, trail, now, temperature)
-        return
+    """As `_windows`, each of them of one job."""
     waited = world.asked[0] + 1
     while 0 < world.asked[0] < waited:
         waited = world.asked[0]
-        _keep_for_overdue(world, now)
-        _start_kept(world, now)
-        _decide(world, layers, trail, now, temperature)
+        if world.kept.after_s < np.inf:
+            _keep_for_overdue(world, now)
+            _start_kept(world, now)
+        if world.asked[0] > 0:
+            _decide(world, layers, trail, now, temperature)
 
 
 @_inlined

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsched.core.config import SchedulerConfig
+from streamsched.core.window import Ranker
 from streamsched.policy.expression import ByExpression, parse
+from streamsched.policy.features import FEATURES
+from streamsched.policy.network import ByNetwork, Network, weights_of
 from streamsched.sim.fast import Outcome, Workload
-from streamsched.sim.scored import Instance, simulate_expression
+from streamsched.sim.scored import Instance, episode, simulate_expression
 from streamsched.sim.simulator import simulate as simulate_core
 from streamsched.sim.workload import job, nodes_of
 
 AFTER_S = 50.0
+LOW, HIGH = np.array([(feature.low, feature.high) for feature in FEATURES]).T.copy()
 ORDERS = ("wait_s", "-run_s", "-gpus", "gpus * wait_s - run_s")
 
 
@@ -29,13 +33,13 @@ def crowds(draw: st.DrawFn, gpus_max: int) -> Workload:
     return Workload(np.cumsum(gaps).astype(np.float64), run_s, np.array(gpus, np.int64), run_s)
 
 
-def by_core(jobs: Workload, nodes: list[int], order: str, most: int) -> list[float | None]:
+def by_core(jobs: Workload, nodes: list[int], ranker: Ranker, most: int, window_jobs: int = 64) -> list[float | None]:
     columns = zip(jobs.submit_s.tolist(), jobs.duration_s.tolist(), jobs.gpus.tolist(), strict=True)
     told = [
         job(i, submit, run, gpus, estimate_s=run, whole=max(nodes)) for i, (submit, run, gpus) in enumerate(columns)
     ]
-    config = SchedulerConfig(policy="mine", reserve_after_s=AFTER_S, reservations_max=most)
-    done = simulate_core(told, nodes_of((1, gpus, "any") for gpus in nodes), config, ByExpression("mine", parse(order)))
+    config = SchedulerConfig(policy="mine", reserve_after_s=AFTER_S, reservations_max=most, window_jobs=window_jobs)
+    done = simulate_core(told, nodes_of((1, gpus, "any") for gpus in nodes), config, ranker)
     return [one.first_start_s for one in done.jobs]
 
 
@@ -44,15 +48,40 @@ def compiled(jobs: Workload, nodes: list[int], order: str, most: int) -> Outcome
     return simulate_expression(instance, parse(order))
 
 
-@given(jobs=crowds(8), order=st.sampled_from(ORDERS))
-@settings(max_examples=60)
-def test_on_one_node_the_core_starts_every_job_at_the_same_time(jobs: Workload, order: str) -> None:
-    """With several nodes other ones of equals may be taken, and then drain at other times."""
-    assert compiled(jobs, [8], order, 1).start_s.tolist() == by_core(jobs, [8], order, 1)
+def most_of_one_job(nodes: list[int]) -> int:
+    """GPUs: as many workers as there are largest nodes, and one that is smaller on the next."""
+    whole = max(nodes)
+    return whole * nodes.count(whole) + max((size for size in nodes if size < whole), default=0)
+
+
+CASES = st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=6).flatmap(
+    lambda nodes: st.tuples(crowds(most_of_one_job(nodes)), st.just(nodes))
+)
+
+
+@given(case=CASES, order=st.sampled_from(ORDERS), most=st.integers(1, 4))
+def test_the_core_starts_every_job_at_the_same_time(case: tuple[Workload, list[int]], order: str, most: int) -> None:
+    """A job that starts elsewhere gives its nodes back when the window is over, not in the midst of it."""
+    jobs, nodes = case
+    ranker = ByExpression("mine", parse(order))
+    assert compiled(jobs, nodes, order, most).start_s.tolist() == by_core(jobs, nodes, ranker, most)
+
+
+@given(case=CASES, seed=st.integers(0, 9), most=st.integers(1, 4))
+def test_an_episode_at_temperature_0_is_what_the_core_does_one_job_at_a_time(
+    case: tuple[Workload, list[int]], seed: int, most: int
+) -> None:
+    """All that wait can be chosen."""
+    jobs, nodes = case
+    sizes = (len(FEATURES), 1)
+    weights = np.random.default_rng(seed).normal(0.0, 1.0, weights_of(sizes)).astype(np.float32)
+    network = Network(sizes, weights, LOW, HIGH)
+    instance = Instance(jobs, nodes, reserve_after_s=AFTER_S, reservations_max=most)
+    found = episode(instance, network, 0, len(jobs), temperature=0.0)
+    assert found.outcome.start_s.tolist() == by_core(jobs, nodes, ByNetwork("mine", network), most, window_jobs=1)
 
 
 @given(jobs=crowds(20), order=st.sampled_from(ORDERS), most=st.integers(1, 4))
-@settings(max_examples=60)
 def test_nobody_is_on_a_node_with_more_than_it_has(jobs: Workload, order: str, most: int) -> None:
     nodes = [8, 8, 4]
     found = compiled(jobs, nodes, order, most)
