@@ -211,9 +211,10 @@ class _Simulation:
         while self.state.waiting():
             kept = bool(self.state.reserved)
             out = self._tell(ev.WindowElapsed())
-            kept = kept or bool(self.state.reserved)  # nodes that are given back may be for another job
             asked = [i for i in out if isinstance(i, SolveWindow)]
             changed = any(isinstance(i, Place | Preempt) for i in out)
+            # Nodes that are given back may be for another job, also those kept and used in one window.
+            kept = kept or changed or bool(self.state.reserved)
             for ask in asked:
                 self.windows += 1
                 done = self._tell(ev.WindowSolved(solution=self._solve(ask.problem)))
