@@ -31,7 +31,7 @@ from streamsched.policy import expression, network
 from streamsched.policy.features import Float32s
 from streamsched.policy.gittins import LEVELS_GPU_S
 from streamsched.sim import paper
-from streamsched.sim.fast import Floats, Workload, fits_cluster
+from streamsched.sim.fast import Floats, fits_cluster
 from streamsched.sim.foresight import workload_of
 
 from .policies import Slice, _slice, gittins_index
@@ -174,7 +174,7 @@ class _Bench:
         """RLTune's, on the jobs of the report that fit, and the same jobs in one stream."""
         cluster, seen = [8] * nodes, self._where.seen
         own = self._where.split.of(Part.REPORT, seen.submit_s) & fits_cluster(seen.gpus, cluster)
-        jobs = Workload(seen.submit_s[own], seen.duration_s[own], seen.gpus[own], self._where.foreseen.first[own])
+        jobs = seen.take(own)
         if len(jobs) < 2 * paper.BATCH_JOBS:
             self._console.print(f"\n{self._where.name}: too few jobs for RLTune's batches", markup=False)
             return

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from streamsched.errors import UserError
 from streamsched.learn.rl_config import RlConfig
-from streamsched.learn.windows import Reward, Sampling, Window, by_rule, cut, drawn_instance, first_of_instance
+from streamsched.learn.windows import Reward, Sampling, Window, by_rule, cut, drawn_instance
 from streamsched.sim.fast import Rule
 from streamsched.sim.scored import Instance
 
@@ -41,7 +41,7 @@ def run(quick: bool) -> None:
         console.print(f"left out: {error}", markup=False)
         return
     source = drawn_instance(0, jobs=3_000, nodes=4, load=1.15)
-    train, validation = first_of_instance(source, 2_000), cut(source, Rule.SJF, 2_000, 800, 200)
+    train, validation = source.take(slice(2_000)), cut(source, Rule.SJF, 2_000, 800, 200)
     updates = 4 if quick else CONFIG.updates
     table = Table("", "wall s", "mean wait s", "decisions", title=f"validation: {validation.new} jobs")
     for rule in (Rule.FCFS, Rule.SMALLEST, Rule.SJF):

@@ -435,7 +435,7 @@ def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
     everything = fast.Workload(columns.submit_s, columns.run_s, columns.gpus, known)
     if not able.any():
         raise UserError(f"{plan.trace}: no job fits these nodes")
-    workload = fast.Workload(columns.submit_s[able], columns.run_s[able], columns.gpus[able], known[able])
+    workload = everything.take(able)
     if plan.preempt:
         outcome = _by_index(plan, workload, nodes)
     else:

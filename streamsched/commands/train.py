@@ -359,7 +359,7 @@ def _finished(job: TraceJob) -> Finished:
 
 def _parts(instance: Instance, config: RlConfig) -> tuple[Instance, Window, float]:
     """(what is learned from, what is chosen by, submission of the first job that is not looked at), by time."""
-    from streamsched.learn.windows import cut, first_of_instance
+    from streamsched.learn.windows import cut
     from streamsched.sim.fast import Rule
 
     submit = instance.jobs.submit_s
@@ -372,7 +372,7 @@ def _parts(instance: Instance, config: RlConfig) -> tuple[Instance, Window, floa
     if first < 2 or last - first < 2:
         raise UserError("too few jobs to learn from and to choose by: take a longer slice, or other shares")
     rule = Rule.FCFS if config.base == "best" else Rule.named(config.base)
-    return first_of_instance(instance, first), cut(instance, rule, first, last - first, config.warm_jobs), float(end)
+    return instance.take(slice(first)), cut(instance, rule, first, last - first, config.warm_jobs), float(end)
 
 
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────

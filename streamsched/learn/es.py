@@ -30,7 +30,7 @@ import numpy as np
 from streamsched.errors import UserError
 from streamsched.policy.features import FEATURES, FIXED, INDEX, Floats
 from streamsched.policy.network import Network, weights_of
-from streamsched.sim.fast import Outcome, Preemption, Workload, fits_cluster
+from streamsched.sim.fast import Outcome, Preemption, fits_cluster
 from streamsched.sim.ranked import Ranks
 from streamsched.sim.scored import Instance, simulate_network
 
@@ -173,10 +173,7 @@ class Course:
         which = np.arange(first, last)[fits_cluster(given.jobs.gpus[first:last], cluster)]
         if len(which) < 2:
             return None
-        estimates = None if given.jobs.estimate_s is None else given.jobs.estimate_s[which]
-        submit_s = given.jobs.submit_s[which] / load
-        jobs = Workload(submit_s, given.jobs.duration_s[which], given.jobs.gpus[which], estimates)
-        return Instance(jobs, cluster, spread=None if given.spread is None else given.spread[which])
+        return given.take(which, cluster, submit_s=given.jobs.submit_s[which] / load)
 
 
 class Runs:

@@ -48,7 +48,7 @@ from streamsched.sim.fast import (
     simulate_srtf,
     workers_of,
 )
-from streamsched.sim.foresight import Foreseen, Policy, first_of
+from streamsched.sim.foresight import Foreseen, Policy
 from streamsched.sim.metrics import BOUND_S
 
 Bools = npt.NDArray[np.bool_]
@@ -292,7 +292,7 @@ class Judge:
         """Raises ValueError for a part without jobs, and what `candidate.run` raises."""
         if (candidate, part) not in self._kept:
             count = self.where.until(part)
-            jobs = first_of(self.where.seen, count)
+            jobs = self.where.seen.take(slice(count))
             if not self.where.split.of(part, jobs.submit_s).any():
                 raise ValueError(f"{self.where.name}: no job is submitted in the part {part}")
             outcome = candidate.run(jobs, self.where.spread[:count])
@@ -597,7 +597,7 @@ def in_protocol(
     starts = paper.choose(len(jobs), size, None, 0).tolist()
     found = []
     for candidate in candidates:
-        parts = [(_between_jobs(jobs, at, at + size), spread[at : at + size]) for at in starts]
+        parts = [(jobs.take(slice(at, at + size)), spread[at : at + size]) for at in starts]
         by_batch = [_means(part, candidate.run(part, of_part)) for part, of_part in parts]
         batches = {measure: np.array([means[measure] for means in by_batch]) for measure in PROTOCOL_MEASURES}
         found.append(InProtocol(candidate.name, candidate.sees, batches, _means(jobs, candidate.run(jobs, spread))))
@@ -619,11 +619,6 @@ def change(of: InProtocol, base: InProtocol, measure: Measure) -> Difference:
 def change_in_stream(of: InProtocol, base: InProtocol, measure: Measure) -> float:
     """So for the one stream, 0 where nobody waits under `base`; no interval: there is one stream."""
     return of.stream[measure] / base.stream[measure] - 1.0 if base.stream[measure] else 0.0
-
-
-def _between_jobs(jobs: Workload, first: int, last: int) -> Workload:
-    estimates = None if jobs.estimate_s is None else jobs.estimate_s[first:last]
-    return Workload(jobs.submit_s[first:last], jobs.duration_s[first:last], jobs.gpus[first:last], estimates)
 
 
 def _means(jobs: Workload, outcome: Outcome) -> dict[Measure, float]:

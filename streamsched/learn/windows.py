@@ -21,7 +21,7 @@ import numpy as np
 
 from streamsched.errors import UserError
 from streamsched.policy.network import Network
-from streamsched.sim.fast import Backfill, Bools, Floats, Ints, Outcome, Rule, Workload, fits_cluster, simulate
+from streamsched.sim.fast import Backfill, Bools, Floats, Outcome, Rule, Workload, fits_cluster, simulate
 from streamsched.sim.scored import Episode, Instance, episode
 
 REWARDS: Final = ("wait", "jct", "bounded_slowdown")
@@ -150,8 +150,8 @@ def cut(
     submit = (source.jobs.submit_s - source.jobs.submit_s[begin]) / load
     now = float(submit[inside[0]])
     if not len(before):
-        return Window(_instance(source, inside, submit[inside], source.jobs.duration_s[inside], node_gpus), now)
-    past = _workload(source, before, submit[before], source.jobs.duration_s[before])
+        return Window(source.take(inside, node_gpus, submit_s=submit[inside]), now)
+    past = source.jobs.take(before, submit_s=submit[before])
     outcome = simulate(past, node_gpus, base, Backfill.SKIP)
     runs, waits = (outcome.start_s < now) & (outcome.finish_s >= now), outcome.start_s >= now
     running = before[runs]
@@ -160,32 +160,13 @@ def cut(
     starts = since + np.linspace(0.0, _LEAD_S / 2, len(running), endpoint=False)
     rest = np.concatenate([before[waits], inside])
     return Window(
-        _instance(
-            source,
+        source.take(
             np.concatenate([running[order], rest]),
-            np.concatenate([starts, submit[rest]]),
-            np.concatenate([outcome.finish_s[runs][order] - starts, source.jobs.duration_s[rest]]),
             node_gpus,
+            submit_s=np.concatenate([starts, submit[rest]]),
+            duration_s=np.concatenate([outcome.finish_s[runs][order] - starts, source.jobs.duration_s[rest]]),
         ),
         now,
-    )
-
-
-def _workload(source: Instance, places: Ints, submit_s: Floats, duration_s: Floats) -> Workload:
-    estimate = source.jobs.estimate_s
-    return Workload(submit_s, duration_s, source.jobs.gpus[places], None if estimate is None else estimate[places])
-
-
-def _instance(source: Instance, places: Ints, submit_s: Floats, duration_s: Floats, nodes: list[int]) -> Instance:
-    weight, spread = (None if given is None else given[places] for given in (source.weight, source.spread))
-    return Instance(_workload(source, places, submit_s, duration_s), nodes, weight, spread)
-
-
-def first_of_instance(source: Instance, count: int) -> Instance:
-    """Its first jobs."""
-    places = np.arange(count)
-    return _instance(
-        source, places, source.jobs.submit_s[:count], source.jobs.duration_s[:count], list(source.node_gpus)
     )
 
 

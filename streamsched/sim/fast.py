@@ -138,6 +138,18 @@ class Workload:
             None if estimate is None else np.array([estimate(job) for job in listed], np.float64),
         )
 
+    def take(
+        self, which: Ints | Bools | slice, *, submit_s: Floats | None = None, duration_s: Floats | None = None
+    ) -> Workload:
+        """These jobs, by number or marked; `submit_s`, `duration_s`: [job taken] instead of their own, s. Raises
+        ValueError where that leaves no job, or jobs that are not in order of submission."""
+        return Workload(
+            self.submit_s[which] if submit_s is None else submit_s,
+            self.duration_s[which] if duration_s is None else duration_s,
+            self.gpus[which],
+            None if self.estimate_s is None else self.estimate_s[which],
+        )
+
     def with_true_estimates(self) -> Workload:
         """Estimates that are the run times: whatever orders or backfills by them is an oracle."""
         return self.with_estimates(self.duration_s)

@@ -97,7 +97,7 @@ def foresee(
     now = begins
     while arrived < len(jobs):
         if arrived:
-            before = first_of(workload, arrived)
+            before = workload.take(slice(arrived))
             outcome = policy.run(before, kinds.foreseen())
             past.learn(jobs[:arrived], ends, outcome, now)
         last = int(np.searchsorted(workload.submit_s, now + epoch_s)) if not frozen else len(jobs)
@@ -114,11 +114,6 @@ def workload_of(jobs: Sequence[Finished]) -> Workload:
         np.array([job.run_s for job in jobs], np.float64),
         np.array([job.features.gpus for job in jobs], np.int64),
     )
-
-
-def first_of(jobs: Workload, count: int) -> Workload:
-    estimates = None if jobs.estimate_s is None else jobs.estimate_s[:count]
-    return Workload(jobs.submit_s[:count], jobs.duration_s[:count], jobs.gpus[:count], estimates)
 
 
 class _Past:
@@ -295,7 +290,7 @@ def by_virtual_machine(
 def _released(jobs: Workload, release_s: Floats, nodes: Sequence[int]) -> Outcome:
     """First released first served; waits count from the submission."""
     order = np.argsort(release_s, kind="stable")
-    found = simulate(Workload(release_s[order], jobs.duration_s[order], jobs.gpus[order]), nodes)
+    found = simulate(jobs.take(order, submit_s=release_s[order]), nodes)
     place = np.argsort(order, kind="stable")
     workers = np.diff(found.placed_at)[place]
     placed_at = np.concatenate([[0], np.cumsum(workers)])

@@ -98,7 +98,7 @@ def run(
 ) -> list[Case]:
     """All rules with all ways of backfilling. Each of the jobs has to fit the cluster; estimates are the run times."""
     told = jobs.with_true_estimates()
-    batches = [_part(told, start, start + size) for start in starts.tolist()]
+    batches = [told.take(slice(start, start + size)) for start in starts.tolist()]
     found = []
     for rule in rules:
         for backfill in BACKFILLS:
@@ -106,11 +106,6 @@ def run(
             found.append(Case(rule, backfill, by_batch, _figures(told, node_gpus, rule, backfill)))
             on_progress()
     return found
-
-
-def _part(jobs: fast.Workload, start: int, end: int) -> fast.Workload:
-    run_s = jobs.duration_s[start:end]
-    return fast.Workload(jobs.submit_s[start:end], run_s, jobs.gpus[start:end], run_s)
 
 
 def _figures(jobs: fast.Workload, node_gpus: Sequence[int], rule: str, backfill: str) -> Floats:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ from streamsched.policy.features import FEATURES, INDEX, UNKNOWN_SPREAD, Float32
 from streamsched.policy.network import Network
 from streamsched.policy.rules import UNKNOWN_RUN_S
 
-from .fast import Floats, Ints, Outcome, Stretches, Workload, _outcome, _refuse_what_cannot_run, workers_of
+from .fast import Bools, Floats, Ints, Outcome, Stretches, Workload, _outcome, _refuse_what_cannot_run, workers_of
 
 Codes = np.ndarray[Any, np.dtype[np.int16]]
 
@@ -59,6 +59,20 @@ class Instance:
                 raise ValueError(f"{len(self.jobs)} finite numbers expected for weight and spread")
         if not self.reserve_after_s >= 0 or self.reservations_max < 0:
             raise ValueError("reserve_after_s and reservations_max are at least 0")
+
+    def take(
+        self,
+        which: Ints | Bools | slice,
+        node_gpus: Sequence[int] | None = None,
+        *,
+        submit_s: Floats | None = None,
+        duration_s: Floats | None = None,
+    ) -> Instance:
+        """These jobs (`Workload.take`) on the same cluster, or on nodes of `node_gpus`. Raises as `Instance` does."""
+        weight, spread = (None if given is None else given[which] for given in (self.weight, self.spread))
+        jobs = self.jobs.take(which, submit_s=submit_s, duration_s=duration_s)
+        nodes = self.node_gpus if node_gpus is None else node_gpus
+        return replace(self, jobs=jobs, node_gpus=nodes, weight=weight, spread=spread)
 
     @cached_property
     def arrays(self) -> tuple[Floats, Floats, Ints, Floats, Ints, float, int]:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from streamsched.errors import UserError
 from streamsched.learn.rl_config import BASES, RlConfig
-from streamsched.learn.windows import by_rule, cut, drawn_instance, first_of_instance
+from streamsched.learn.windows import by_rule, cut, drawn_instance
 from streamsched.policy.features import FEATURES
 from streamsched.policy.network import ROUNDED, from_bytes, load
 from streamsched.sim.fast import Rule
@@ -33,7 +33,7 @@ from streamsched.learn.env import scaled
 pytestmark = pytest.mark.train
 
 SOURCE = drawn_instance(0, jobs=500, nodes=2, load=1.3)
-TRAIN, VALIDATION = first_of_instance(SOURCE, 350), cut(SOURCE, Rule.SJF, 350, 120, 100)
+TRAIN, VALIDATION = SOURCE.take(slice(350)), cut(SOURCE, Rule.SJF, 350, 120, 100)
 TINY = RlConfig(
     updates=4, windows=2, episodes=2, window_jobs=40, warm_jobs=60, width=8, minibatch=64, epochs=2, validate_every=2,
     imitation_updates=2, threads=1, base="sjf",

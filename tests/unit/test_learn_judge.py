@@ -341,7 +341,7 @@ def test_days_are_learned_once(drawn: Slice, monkeypatch: pytest.MonkeyPatch) ->
     policy = foresight.by_estimate(NODES, Rule.SJF)
     candidate = judge.by_day("sjf", drawn, policy)
     count = drawn.until(Part.TRAIN)
-    early = candidate.run(foresight.first_of(drawn.seen, count), drawn.spread[:count])
+    early = candidate.run(drawn.seen.take(slice(count)), drawn.spread[:count])
     alone, _ = foresight.foresee(drawn.jobs[:count], policy, drawn.history)
     assert early.start_s.tolist() == alone.start_s.tolist()
     monkeypatch.setattr(foresight, "foresee", None)

@@ -27,6 +27,7 @@ from streamsched.sim.fast import (
     static_scores,
     timed_terms,
 )
+from streamsched.sim.scored import Instance
 
 
 def workload(*jobs: tuple[float, float, int] | tuple[float, float, int, float]) -> Workload:
@@ -279,6 +280,37 @@ def test_what_cannot_be_run_is_refused_in_one_clear_line() -> None:
 def test_arrays_that_are_no_workload_are_refused(jobs: list[Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         workload(*jobs)
+
+
+def test_rows_that_are_taken_stay_together() -> None:
+    jobs = workload((0, 10, 1, 5), (1, 20, 2, 6), (2, 30, 3, 7), (3, 40, 4, 8))
+    for which in (np.array([1, 3]), np.array([False, True, False, True]), slice(1, None, 2)):
+        taken = jobs.take(which)
+        assert (taken.submit_s.tolist(), taken.duration_s.tolist()) == ([1.0, 3.0], [20.0, 40.0])
+        assert taken.estimate_s is not None
+        assert (taken.gpus.tolist(), taken.estimate_s.tolist()) == ([2, 4], [6.0, 8.0])
+    assert workload((0, 10, 1)).take(slice(1)).estimate_s is None
+    turned = jobs.take(np.array([2, 0]), submit_s=np.array([5.0, 6.0]), duration_s=np.array([1.0, 2.0]))
+    assert (turned.submit_s.tolist(), turned.duration_s.tolist()) == ([5.0, 6.0], [1.0, 2.0])
+    assert turned.gpus.tolist() == [3, 1]
+    with pytest.raises(ValueError, match="not ascending"):
+        jobs.take(np.array([2, 0]))
+    with pytest.raises(ValueError, match="above 0 expected"):
+        jobs.take(slice(0))
+
+
+def test_of_an_instance_weights_spreads_and_limits_go_along() -> None:
+    jobs = workload((0, 10, 1), (1, 20, 2), (2, 30, 3))
+    given = Instance(jobs, [4, 4], np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.2, 0.3]), 100.0, 2)
+    taken = given.take(np.array([0, 2]), [8], submit_s=np.array([0.0, 1.0]))
+    assert taken.weight is not None
+    assert taken.spread is not None
+    assert (taken.weight.tolist(), taken.spread.tolist()) == ([1.0, 3.0], [0.1, 0.3])
+    assert (taken.jobs.gpus.tolist(), taken.jobs.submit_s.tolist(), taken.node_gpus) == ([1, 3], [0.0, 1.0], [8])
+    assert (taken.reserve_after_s, taken.reservations_max) == (100.0, 2)
+    assert list(given.take(slice(2)).node_gpus) == [4, 4]
+    with pytest.raises(UserError):
+        given.take(np.array([2]), [2])
 
 
 def test_noisy_estimates_are_seeded_and_log_normal() -> None:
