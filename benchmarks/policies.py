@@ -25,7 +25,7 @@ from loadgen.jobs import TraceJob, parse_moment
 from loadgen.trace import Window, read_trace
 from streamsched.policy import gittins
 from streamsched.policy.gittins import in_steps
-from streamsched.predict import Ending, Features, Finished
+from streamsched.predict import Finished
 from streamsched.sim import foresight
 from streamsched.sim.fast import (
     Backfill,
@@ -39,7 +39,7 @@ from streamsched.sim.fast import (
     simulate_index,
     simulate_srtf,
 )
-from streamsched.sim.foresight import Foreseen, Policy, coarse, foresee, workload_of
+from streamsched.sim.foresight import HISTORY_JOBS, Foreseen, Policy, as_finished, coarse, foresee, workload_of
 
 from .simulator import SLICES
 
@@ -47,8 +47,6 @@ FREE = Preemption()
 BOUNDED = Preemption(bound_s=79_200.0)
 MOVED = replace(BOUNDED, move_after_s=1_800.0)
 SPARING = replace(MOVED, least_loss=True)
-HISTORY = 10_000
-"""Jobs before the slice that are learned from."""
 FORTNIGHT_S = 14 * 86_400.0
 
 
@@ -82,18 +80,8 @@ def run(quick: bool) -> None:
 def _slice(path: Path, start_s: float, before_s: float, nodes: list[int], quick: bool) -> Slice:
     jobs = read_trace(path, Window(start_s, before_s, 2_000 if quick else None)).jobs
     before = read_trace(path, Window(None, start_s)).jobs
-    history = [_finished(job) for job in before[-HISTORY:]]
-    return Slice([_finished(job) for job in jobs], history, before, start_s, nodes)
-
-
-def _finished(job: TraceJob) -> Finished:
-    """As if it had started at once, where the trace does not tell how long it waited."""
-    return Finished(
-        features=Features(gpus=job.gpus, tenant=job.tenant, job_id=str(job.index), submitted_at=job.submit_s),
-        run_s=job.duration_s,
-        ending=Ending.CLAMPED if job.clamped else Ending.COMPLETED,
-        ended_at=job.submit_s + (job.queued_s or 0.0) + job.duration_s,
-    )
+    history = [as_finished(job) for job in before[-HISTORY_JOBS:]]
+    return Slice([as_finished(job) for job in jobs], history, before, start_s, nodes)
 
 
 Case = tuple[str, str, Callable[[], Outcome]]

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.generate import Recurrence, WorkloadOptions, generate_recurrent
-from loadgen.jobs import TraceJob, parse_moment
+from loadgen.jobs import parse_moment
 from loadgen.trace import Window, read_trace
 from streamsched.errors import UserError
 from streamsched.predict import LEVELS, Combination, Ending, Features, Finished, training
@@ -42,6 +42,7 @@ from streamsched.predict.pinball import pinball
 from streamsched.predict.replay import moments
 from streamsched.predict.state import from_bytes, to_bytes
 from streamsched.sim.fast import Workload, fits_cluster, simulate
+from streamsched.sim.foresight import HISTORY_JOBS, as_finished
 
 SLICES = {
     "philly-4w": ("philly/philly_jobs_until_2017-11-15.csv", "2017-10-02", "2017-10-30", 80),
@@ -51,7 +52,6 @@ ACME = "acme/converted_kalos_trace.csv"
 ACME_NODES = 302
 TRAIN_EVERY = 10_000
 """Ended jobs from one training to the next."""
-HISTORY = 10_000
 """Jobs before the slice that are learned from."""
 RUNNING_EVERY_S = 3_600.0
 """How often the predictors are told what runs."""
@@ -90,15 +90,11 @@ def of_slice(name: str, quick: bool) -> Case:
     file, first, before, nodes = SLICES[name]
     at = parse_moment(first)
     jobs = read_trace(traces() / file, Window(None, parse_moment(before))).jobs
-    history = [job for job in jobs if job.submit_s < at][-2_000 if quick else -HISTORY :]
+    history = [job for job in jobs if job.submit_s < at][-2_000 if quick else -HISTORY_JOBS :]
     counted = [job for job in jobs if job.submit_s >= at][: 2_000 if quick else None]
-    features = [_features(job) for job in (*history, *counted)]
-    endings = [Ending.CLAMPED if job.clamped else Ending.COMPLETED for job in (*history, *counted)]
-    return _scheduled(name, features, [job.duration_s for job in (*history, *counted)], endings, nodes, len(history))
-
-
-def _features(job: TraceJob) -> Features:
-    return Features(gpus=job.gpus, tenant=job.tenant, job_id=str(job.index), submitted_at=job.submit_s)
+    told = [as_finished(job) for job in (*history, *counted)]
+    columns = [job.features for job in told], [job.run_s for job in told], [job.ending for job in told]
+    return _scheduled(name, *columns, nodes, len(history))
 
 
 def of_acme() -> Case:

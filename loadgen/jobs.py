@@ -49,6 +49,11 @@ class TraceJob(Struct, frozen=True, kw_only=True):
         """GPUs in all, parts of them too."""
         return self.gpus if self.gpu_milli is None else self.gpu_milli / 1000.0
 
+    @property
+    def ended_s(self) -> float:
+        """Epoch seconds; as if it had started at once, where the trace does not tell how long it waited."""
+        return self.submit_s + (self.queued_s or 0.0) + self.duration_s
+
 
 @dataclass(slots=True)
 class Tally:

@@ -137,13 +137,9 @@ class _PodList(HeaderCsv):
 
     def read(self, head: Head, lines: Iterable[tuple[int, str]], refusals: Refusals) -> Iterator[TraceJob]:
         jobs = list(HeaderCsv.read(self, head, lines, refusals))
-        last = max((_end_s(job) for job in jobs), default=0.0)
+        last = max((job.ended_s for job in jobs), default=0.0)
         for job in jobs:
-            yield replace(job, clamped=False) if job.clamped and _end_s(job) < last else job
-
-
-def _end_s(job: TraceJob) -> float:
-    return job.submit_s + (job.queued_s or 0.0) + job.duration_s
+            yield replace(job, clamped=False) if job.clamped and job.ended_s < last else job
 
 
 def _to_job(row: Row, line: int) -> TraceJob:

@@ -484,22 +484,17 @@ def _before(plan: Plan) -> list[TraceJob]:
         return []
 
 
-def _end_s(job: TraceJob) -> float:
-    """As if it had started at once, where the trace does not tell how long it waited."""
-    return job.submit_s + (job.queued_s or 0.0) + job.duration_s
-
-
 def _learned(plan: Plan, whole: int) -> Estimator:
     """Knows what had ended before the first job."""
     from streamsched.sim.learning import Learned
     from streamsched.sim.workload import job as sim_job
 
     estimator = Learned()
-    over = [job for job in _before(plan) if plan.submitted_from is not None and _end_s(job) <= plan.submitted_from]
-    for number, job in enumerate(sorted(over, key=_end_s)):
+    over = [job for job in _before(plan) if plan.submitted_from is not None and job.ended_s <= plan.submitted_from]
+    for number, job in enumerate(sorted(over, key=lambda job: job.ended_s)):
         known = sim_job(-1 - number, job.submit_s, job.duration_s, job.gpus, job.tenant, None, False, whole,
                         clamped=job.clamped)  # fmt: skip
-        estimator.observe(known, _end_s(job))
+        estimator.observe(known, job.ended_s)
     return estimator
 
 

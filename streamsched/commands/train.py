@@ -27,7 +27,6 @@ from streamsched.commands.simulate import (
     Nodes,
     ScenarioFile,
     TraceFile,
-    _end_s,
     _read,
     _source,
 )
@@ -42,14 +41,11 @@ if TYPE_CHECKING:
     from streamsched.learn.windows import Window
     from streamsched.policy.features import Floats
     from streamsched.policy.network import Network
-    from streamsched.predict import Finished
     from streamsched.sim.scored import Instance
 
 train_app = typer.Typer(help="Learn priorities in simulation.", no_args_is_help=True)
 
 EstimatesSeen = Literal["none", "user", "predicted-before"]
-_HISTORY = 10_000
-"""Jobs before the slice that predictions are learned from."""
 
 
 def train_rl(
@@ -317,15 +313,13 @@ def _seen(source: _Source, limit: int | None, estimates: EstimatesSeen) -> Insta
         if any(job.estimate_s is None for job in jobs):
             raise UserError(f"{source.trace}: not every job has a user's estimate: choose none or predicted-before")
         return Instance(told.with_estimates(np.array([job.estimate_s for job in jobs], np.float64)), nodes)
-    run_s, spread = _predicted(source, jobs, nodes)
+    run_s, spread = _predicted(source, jobs)
     return Instance(told.with_estimates(run_s), nodes, spread=spread)
 
 
-def _predicted(source: _Source, jobs: list[TraceJob], nodes: list[int]) -> tuple[Floats, Floats]:
+def _predicted(source: _Source, jobs: list[TraceJob]) -> tuple[Floats, Floats]:
     """([job] median, s, [job] ln of the 95 % over the 5 % quantile) by what was learned before the slice."""
-    from streamsched.predict import curves as grid
-    from streamsched.sim.fast import simulate
-    from streamsched.sim.foresight import Policy, foresee
+    from streamsched.sim.foresight import HISTORY_JOBS, as_finished, foreseen_before, median_and_spread
 
     start = source.submitted_from
     try:
@@ -335,26 +329,9 @@ def _predicted(source: _Source, jobs: list[TraceJob], nodes: list[int]) -> tuple
     if not before:
         raise UserError(f"{source.trace}: predicted-before learns from jobs before --from, and there are none")
 
-    def read(curves: Floats, gpus: Any) -> Floats:
-        low, middle, high = grid.remaining(curves, np.zeros(len(curves)), (0.05, 0.5, 0.95))[0].T
-        return np.stack([middle, np.log(np.maximum(high, 1.0) / np.maximum(low, 1.0))], axis=1)
-
-    policy = Policy(read, lambda workload, _: simulate(workload, nodes))
-    history = [_finished(job) for job in before[-_HISTORY:]]
-    _, told = foresee([_finished(job) for job in jobs], policy, history, frozen=True)
-    median, spread = told.told[told.kind].T
-    return np.ascontiguousarray(median), np.maximum(spread, 0.0)
-
-
-def _finished(job: TraceJob) -> Finished:
-    from streamsched.predict import Ending, Features, Finished
-
-    return Finished(
-        features=Features(gpus=job.gpus, tenant=job.tenant, job_id=str(job.index), submitted_at=job.submit_s),
-        run_s=job.duration_s,
-        ending=Ending.CLAMPED if job.clamped else Ending.COMPLETED,
-        ended_at=_end_s(job),
-    )
+    history = [as_finished(job) for job in before[-HISTORY_JOBS:]]
+    told = foreseen_before([as_finished(job) for job in jobs], history, median_and_spread)
+    return told.first, np.ascontiguousarray(told.told[told.kind, 1])
 
 
 def _parts(instance: Instance, config: RlConfig) -> tuple[Instance, Window, float]:

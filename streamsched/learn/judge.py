@@ -30,7 +30,6 @@ from streamsched.policy.features import FEATURES, INDEX, Float32s, work_gpu_s
 from streamsched.policy.gittins import LEVELS_GPU_S, in_steps
 from streamsched.policy.network import Network
 from streamsched.predict import Finished
-from streamsched.predict import curves as grid
 from streamsched.sim import foresight, paper, scored
 from streamsched.sim.bootstrap import Bootstrap, Interval
 from streamsched.sim.fast import (
@@ -142,8 +141,7 @@ class Slice:
     @cached_property
     def foreseen(self) -> Foreseen:
         """[kind] (median s, spread, ranks of Gittins times GPUs at `foresight.LEVELS_S`), learned before the slice."""
-        nothing_told = Policy(_all_readings, lambda jobs, told: simulate(jobs, self.node_gpus))
-        return foresight.foresee(self.jobs, nothing_told, self.history, frozen=True)[1]
+        return foresight.foreseen_before(self.jobs, self.history, _all_readings)
 
     @cached_property
     def seen(self) -> Workload:
@@ -161,10 +159,7 @@ class Slice:
 
 
 def _all_readings(curves: Floats, gpus: Ints) -> Floats:
-    times, _ = grid.remaining(curves, np.zeros(len(curves)), (0.05, 0.5, 0.95))
-    low, high = np.maximum(times[:, 0], 1.0), np.maximum(times[:, 2], 1.0)
-    spread = np.log(np.maximum(high / low, 1.0))
-    return np.column_stack([times[:, 1], spread, foresight.gittins_per_gpu(curves, gpus)])
+    return np.column_stack([foresight.median_and_spread(curves, gpus), foresight.gittins_per_gpu(curves, gpus)])
 
 
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────────

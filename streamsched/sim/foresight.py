@@ -16,14 +16,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
 from streamsched.policy import asrpt
 from streamsched.policy.gittins import STEP_OCTAVES, in_steps
-from streamsched.predict import Combination, Features, Finished
+from streamsched.predict import Combination, Ending, Features, Finished
 from streamsched.predict import curves as grid
 
 from .fast import (
@@ -42,6 +42,9 @@ from .fast import (
 DAY_S: Final = 86_400.0
 LEVELS_S: Final = grid.EDGES_S[30 : 22 * grid.PER_OCTAVE + 1 : 3]
 """Service at which what is left is asked for again, s of running: two to an octave from 32 s to 49 days."""
+
+HISTORY_JOBS: Final = 10_000
+"""Before a slice: so many, its last ones, are learned from."""
 
 _COSTS: Final = Preemption()
 
@@ -62,6 +65,33 @@ class Foreseen:
     def first(self) -> Floats:
         """[job] the first number."""
         return np.asarray(self.told[self.kind, 0])
+
+
+class _TraceJob(Protocol):
+    @property
+    def index(self) -> int: ...
+    @property
+    def submit_s(self) -> float: ...
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def ended_s(self) -> float: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def clamped(self) -> bool: ...
+
+
+def as_finished(job: _TraceJob) -> Finished:
+    """What a predictor is told of a trace's job (`loadgen.trace.read_trace(...).jobs`) when it has ended there."""
+    return Finished(
+        features=Features(gpus=job.gpus, tenant=job.tenant, job_id=str(job.index), submitted_at=job.submit_s),
+        run_s=job.duration_s,
+        ending=Ending.CLAMPED if job.clamped else Ending.COMPLETED,
+        ended_at=job.ended_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +135,15 @@ def foresee(
         kinds.add(past.ask(features), workload.gpus[arrived:last])
         arrived, now = last, now + epoch_s
     return policy.run(workload, kinds.foreseen()), kinds.foreseen()
+
+
+def foreseen_before(jobs: Sequence[Finished], history: Sequence[Finished], read: Reading) -> Foreseen:
+    """What is read of the curves of `jobs` by what `history` has taught before the first of them comes: `foresee`,
+    `frozen`, without a schedule. Raises ValueError for jobs out of order, or none."""
+    workload, past, kinds = workload_of(jobs), _Past(Combination(), history), _Kinds(read)
+    past.replay(float(workload.submit_s[0]), DAY_S)
+    kinds.add(past.ask([job.features for job in jobs]), workload.gpus)
+    return kinds.foreseen()
 
 
 def workload_of(jobs: Sequence[Finished]) -> Workload:
@@ -218,6 +257,13 @@ def median_s(curves: Floats, gpus: Ints) -> Floats:
 def mean_s(curves: Floats, gpus: Ints) -> Floats:
     """[kind, 1] of the run time."""
     return grid.remaining(curves, np.zeros(len(curves)), (0.5,))[1][:, None]
+
+
+def median_and_spread(curves: Floats, gpus: Ints) -> Floats:
+    """[kind, 2] median of the run time in s, and ln of the 95 % over the 5 % quantile, each of 1 s at least."""
+    low, median, high = grid.remaining(curves, np.zeros(len(curves)), (0.05, 0.5, 0.95))[0].T
+    spread = np.log(np.maximum(np.maximum(high, 1.0) / np.maximum(low, 1.0), 1.0))
+    return np.column_stack([median, spread])
 
 
 def gittins_per_gpu(curves: Floats, gpus: Ints) -> Floats:

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from predict_jobs import finished
 
+from loadgen.jobs import TraceJob
 from streamsched.policy import gittins
 from streamsched.predict import Combination, Ending, Features, Finished
 from streamsched.predict import curves as grid
@@ -193,3 +194,35 @@ def test_both_gittins_agree_on_one_set_of_run_times(run_s: Floats) -> None:
     # Beyond the 95 % quantile both follow the noise of few jobs.
     edges = slice(12, grid.bin_of(float(np.quantile(run_s, 0.95))))
     assert on_grid[edges] == pytest.approx(exact[edges], rel=0.1)
+
+
+def test_before_the_slice_is_what_is_frozen_without_the_schedule() -> None:
+    history, jobs = trace(200, seed=5), trace(80, seed=6, first=200, begins=200_000.0)
+    policy = Policy(foresight.median_and_spread, lambda jobs, told: simulate(jobs, NODES))
+    _, expected = foresee(jobs, policy, history, frozen=True)
+    found = foresight.foreseen_before(jobs, history, foresight.median_and_spread)
+    assert found.told.tolist() == expected.told.tolist()
+    assert found.kind.tolist() == expected.kind.tolist()
+    assert len(set(found.first.tolist())) > 1
+    with pytest.raises(ValueError, match="not ascending"):
+        foresight.foreseen_before(jobs[::-1], history, foresight.median_and_spread)
+
+
+def test_median_and_spread_are_those_of_the_curve() -> None:
+    curves = Combination().curves([Features(gpus=1), Features(gpus=2)])
+    times, _ = grid.remaining(curves, np.zeros(2), (0.05, 0.5, 0.95))
+    median, spread = foresight.median_and_spread(curves, np.array([1, 2])).T
+    assert median.tolist() == times[:, 1].tolist()
+    assert np.exp(spread) == pytest.approx(np.maximum(times[:, 2], 1.0) / np.maximum(times[:, 0], 1.0))
+    assert (spread > 0).all()
+
+
+@pytest.mark.parametrize(("queued_s", "ended_s"), [(None, 130.0), (20.0, 150.0)])
+def test_a_job_of_a_trace_ends_after_its_wait_where_that_is_told(queued_s: float | None, ended_s: float) -> None:
+    job = TraceJob(
+        submit_s=100.0, duration_s=30.0, gpus=2, line=1, tenant="a", clamped=True, queued_s=queued_s, index=7
+    )
+    told = foresight.as_finished(job)
+    assert (told.ended_at, told.run_s, told.ending) == (ended_s, 30.0, Ending.CLAMPED)
+    assert told.features == Features(gpus=2, tenant="a", job_id="7", submitted_at=100.0)
+    assert foresight.as_finished(replace(job, clamped=False)).ending is Ending.COMPLETED
