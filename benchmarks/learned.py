@@ -31,7 +31,7 @@ from streamsched.policy import expression, network
 from streamsched.policy.features import Float32s
 from streamsched.policy.gittins import LEVELS_GPU_S
 from streamsched.sim import paper
-from streamsched.sim.fast import Floats, fits_cluster
+from streamsched.sim.fast import SPARING, Floats, fits_cluster
 from streamsched.sim.foresight import workload_of
 
 from .policies import Slice, _slice, gittins_index
@@ -74,7 +74,7 @@ class Model:
         def ranks(features: Float32s) -> Floats:
             return -loaded.scores(features)
 
-        return judge.by_rank(name, ranks, nodes, judge.SPARING, loaded.levels_gpu_s or LEVELS_GPU_S, seed)
+        return judge.by_rank(name, ranks, nodes, SPARING, loaded.levels_gpu_s or LEVELS_GPU_S, seed)
 
 
 def run(quick: bool) -> None:

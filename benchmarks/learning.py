@@ -20,12 +20,12 @@ from streamsched.core import window
 from streamsched.core.cluster import ClusterState
 from streamsched.core.config import SchedulerConfig
 from streamsched.core.model import JobSpec, NodeSpec
+from streamsched.learn.windows import drawn_instance
 from streamsched.policy import network as networks
 from streamsched.policy.expression import ByExpression, parse
-from streamsched.policy.features import FEATURES, Features
-from streamsched.policy.network import ByNetwork, Network, weights_of
+from streamsched.policy.features import Features
+from streamsched.policy.network import ByNetwork, Network
 from streamsched.policy.rules import FirstComeFirstServed
-from streamsched.sim.fast import Workload
 from streamsched.sim.scored import Instance, episode, measure, simulate_expression
 
 RULE = "min(wait_s, 3600) / work_gpu_s + if_less(free_gpus, 8, -gpus, 0) - log1p(run_s) * sqrt(queue_length)"
@@ -33,22 +33,15 @@ SHIPPED = Path(__file__).parent.parent / "models/venus-4w-preemptive/network.bin
 LOADS = (0.9, 1.1, 1.3, 1.6)
 
 
-def instance(seed: int, load: float, jobs: int = 500, nodes: int = 8) -> Instance:
-    """On nodes of 8 GPUs."""
-    draw = np.random.default_rng(seed)
-    gpus = draw.choice([1, 1, 1, 2, 4, 8], jobs)
-    duration = np.exp(draw.normal(6.0, 1.5, jobs))
-    submit = np.cumsum(draw.exponential((duration * gpus).mean() / (8 * nodes * load), jobs))
-    estimate = duration * np.exp(0.7 * draw.standard_normal(jobs))
-    return Instance(Workload(submit - submit[0], duration, gpus, estimate), [8] * nodes)
+def instance(seed: int, load: float) -> Instance:
+    """500 jobs on 8 nodes of 8 GPUs."""
+    return drawn_instance(seed, jobs=500, nodes=8, load=load)
 
 
 def network() -> Network:
     """Untrained, of two hidden layers of 32."""
-    sizes = (len(FEATURES), 32, 32, 1)
-    weights = np.random.default_rng(0).normal(0.0, 0.3, weights_of(sizes)).astype(np.float32)
-    low, high = np.array([(feature.low, feature.high) for feature in FEATURES]).T
-    return Network(sizes, weights, np.ascontiguousarray(low), np.ascontiguousarray(high))
+    like = Network.blank(32, 32)
+    return like.with_weights(np.random.default_rng(0).normal(0.0, 0.3, len(like.weights)))
 
 
 def search(console: Console, quick: bool) -> None:

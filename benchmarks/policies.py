@@ -28,10 +28,13 @@ from streamsched.policy.gittins import in_steps
 from streamsched.predict import Finished
 from streamsched.sim import foresight
 from streamsched.sim.fast import (
+    BOUNDED,
+    COSTS,
+    MOVED,
+    SPARING,
     Backfill,
     Index,
     Outcome,
-    Preemption,
     Rule,
     Workload,
     las_index,
@@ -43,10 +46,6 @@ from streamsched.sim.foresight import HISTORY_JOBS, Foreseen, Policy, as_finishe
 
 from .simulator import SLICES
 
-FREE = Preemption()
-BOUNDED = Preemption(bound_s=79_200.0)
-MOVED = replace(BOUNDED, move_after_s=1_800.0)
-SPARING = replace(MOVED, least_loss=True)
 FORTNIGHT_S = 14 * 86_400.0
 
 
@@ -100,7 +99,7 @@ def _blind(jobs: Workload, given: Slice) -> Iterator[Case]:
     steps = replace(index, table=in_steps(index.table))
     yield "fcfs, skip", "nothing", lambda: simulate(jobs, nodes)
     yield "smallest, skip", "nothing", lambda: simulate(jobs, nodes, Rule.SMALLEST)
-    yield "las", "nothing", lambda: simulate_index(jobs, nodes, las_index(), FREE)
+    yield "las", "nothing", lambda: simulate_index(jobs, nodes, las_index(), COSTS)
     yield "las, bound", "nothing", lambda: simulate_index(jobs, nodes, las_index(), BOUNDED)
     yield "las, bound, moves", "nothing", lambda: simulate_index(jobs, nodes, las_index(), MOVED)
     yield "las, bound, moves, least loss", "nothing", lambda: simulate_index(jobs, nodes, las_index(), SPARING)
@@ -138,7 +137,7 @@ def _oracles(jobs: Workload, nodes: list[int]) -> Iterator[Case]:
     yield "sjf, easy", "ORACLE", lambda: simulate(jobs, nodes, Rule.SJF, Backfill.EASY)
     yield "a-srpt", "ORACLE", lambda: early.run(jobs, true)
     yield "a-srpt, preemptive, bound, moves", "ORACLE", lambda: stopping.run(jobs, true)
-    yield "srtf", "ORACLE", lambda: simulate_srtf(jobs, nodes, FREE)
+    yield "srtf", "ORACLE", lambda: simulate_srtf(jobs, nodes, COSTS)
     yield "srtf x GPUs, bound, moves", "ORACLE", lambda: simulate_srtf(jobs, nodes, MOVED, by_gpu_time=True)
 
 

@@ -28,7 +28,7 @@ from streamsched.errors import UserError
 from streamsched.policy import RULES, by_name
 from streamsched.policy.formulas import FORMULAS, SEE_RUN_TIMES
 from streamsched.policy.rules import UNKNOWN_RUN_S
-from streamsched.sim.fast import Preemption
+from streamsched.sim.fast import COSTS, Preemption
 from streamsched.sim.workload import Estimates
 
 if TYPE_CHECKING:
@@ -138,8 +138,8 @@ def simulate(
     backfill: BackfillOption = "skip",
     placement: Placement = "greedy",
     preempt: PreemptOption = "off",
-    restart_s: RestartS = 60.0,
-    checkpoint_s: CheckpointS = 600.0,
+    restart_s: RestartS = COSTS.restart_s,
+    checkpoint_s: CheckpointS = COSTS.checkpoint_s,
     bound_s: BoundS = None,
     move_after_s: MoveAfterS = None,
     estimates: EstimatesOption = "none",
@@ -194,8 +194,8 @@ def compare(
     backfill: BackfillOption = "skip",
     placement: Placement = "greedy",
     preempt: PreemptOption = "off",
-    restart_s: RestartS = 60.0,
-    checkpoint_s: CheckpointS = 600.0,
+    restart_s: RestartS = COSTS.restart_s,
+    checkpoint_s: CheckpointS = COSTS.checkpoint_s,
     bound_s: BoundS = None,
     move_after_s: MoveAfterS = None,
     estimates: EstimatesOption = "none",

@@ -31,12 +31,13 @@ from streamsched.commands.simulate import (
     _source,
 )
 from streamsched.errors import UserError
+from streamsched.learn.es_config import EsConfig
 from streamsched.learn.rl_config import RlConfig, read_config
 
 if TYPE_CHECKING:
     from loadgen.jobs import TraceJob
     from streamsched.commands.simulate import _Source
-    from streamsched.learn.es import Course, EsConfig, Found
+    from streamsched.learn.es import Course, Found
     from streamsched.learn.ppo import Progress, Trained
     from streamsched.learn.windows import Window
     from streamsched.policy.features import Floats
@@ -159,7 +160,7 @@ def train_es(
     found: dict[int, es.Found] = {}
     for seed in _numbers(seeds):
         try:
-            config = es.EsConfig(
+            config = EsConfig(
                 base, hidden, generations, pairs, seed, sigma, window_days=window_days,
                 load=_range("--load", load), nodes=_range("--cluster", cluster), reserve_after_s=bound_s,
             )  # fmt: skip

@@ -31,7 +31,7 @@ from streamsched.policy.features import (
     load,
     wait_s,
 )
-from streamsched.policy.network import Network, weights_of
+from streamsched.policy.network import Network
 from streamsched.sim.fast import Rule
 from streamsched.sim.scored import Instance
 
@@ -52,14 +52,7 @@ _DRAWS: Final = 100
 """Windows in which nothing is to be decided, one after the other, before giving up."""
 
 
-def blank(*sizes: int) -> Network:
-    """A network of the features' usual ranges, all weights 0, with hidden layers of these sizes."""
-    low, high = (np.array([getattr(f, end) for f in FEATURES], np.float64) for end in ("low", "high"))
-    layers = (len(FEATURES), *sizes, 1)
-    return Network(layers, np.zeros(weights_of(layers), np.float32), low, high)
-
-
-_SCALE: Final = blank()
+_SCALE: Final = Network.blank()
 
 
 def scaled(features: Float32s) -> Float32s:

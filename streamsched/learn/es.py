@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -29,73 +29,17 @@ import numpy as np
 
 from streamsched.errors import UserError
 from streamsched.policy.features import FEATURES, FIXED, INDEX, Floats
-from streamsched.policy.network import Network, weights_of
-from streamsched.sim.fast import Outcome, Preemption, fits_cluster
+from streamsched.policy.network import Network
+from streamsched.sim.fast import Outcome, fits_cluster
 from streamsched.sim.ranked import Ranks
 from streamsched.sim.scored import Instance, simulate_network
 
-LOW: Final = np.array([feature.low for feature in FEATURES])
-HIGH: Final = np.array([feature.high for feature in FEATURES])
+from .es_config import BASES, EsConfig
+
 LEVELS_GPU_S: Final = tuple(2.0**octave for octave in range(6, 27))
 """Service at which ranks may change: each octave from a minute to two years of one GPU."""
-_STEP_OCTAVES: Final = 2.0
 _STEPS: Final = 2.5
 """What a weight of 1 changes of ranks for preemption, which are whole numbers."""
-
-BASES: Final[Mapping[str, Mapping[str, float]]] = {
-    "fcfs": {"wait_s": 1.0},
-    "lcfs": {"wait_s": -1.0},
-    "sjf": {"run_s": -1.0},
-    "smallest": {"gpus": -1.0},
-    "qssf": {"work_gpu_s": -1.0},
-    "las": {"attained_gpu_s": -float(np.log2(1.0 + HIGH[INDEX["attained_gpu_s"]])) / _STEP_OCTAVES},
-}
-"""Rules to begin with, as weights of scaled features; `las`: in steps of two octaves of service."""
-
-
-@dataclass(frozen=True)
-class EsConfig:
-    base: str = "sjf"
-    """One of `BASES`; `las` trains for preemption."""
-    hidden: int = 16
-    generations: int = 200
-    pairs: int = 16
-    seed: int = 0
-    sigma: float = 0.2
-    """Standard deviation of the noise, of weights that are scaled to be about 1."""
-    rate: float = 0.2
-    """Step, in parts of sigma."""
-    window_days: float = 14.0
-    load: tuple[float, float] = (0.9, 1.1)
-    """Times between submissions are divided by a number from here."""
-    nodes: tuple[float, float] = (0.95, 1.05)
-    """Their number is multiplied with one from here."""
-    tail: float = 0.5
-    """What a p99 of the wait above the base rule's counts (as a share of it), beside the mean (as a share too)."""
-    least_wait_s: float = 30.0
-    """Windows in which the base rule's mean wait is less teach nothing and are drawn anew."""
-    check_every: int = 10
-    """Generations between looks at the choosing part."""
-    choose_loads: tuple[float, ...] = (1.0, 0.95, 1.05)
-    """Loads at which the choosing part is looked at: the choice goes by the mean of the costs, since one schedule of a
-    week turns on a few large jobs."""
-    reserve_after_s: float = 79_200.0
-    """Without preemption nodes are kept for jobs that have waited so long, one at a time; with it they go first."""
-    move_after_s: float = 1_800.0
-
-    def __post_init__(self) -> None:
-        if self.base not in BASES:
-            raise ValueError(f"no base {self.base!r}; there are {', '.join(BASES)}")
-        if min(self.hidden, self.generations, self.pairs, self.check_every) < 1:
-            raise ValueError("hidden, generations, pairs and check_every are at least 1")
-
-    @property
-    def preemptive(self) -> bool:
-        return self.base == "las"
-
-    @property
-    def preemption(self) -> Preemption:
-        return Preemption(bound_s=self.reserve_after_s, move_after_s=self.move_after_s, least_loss=True)
 
 
 # ── networks as vectors ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -115,8 +59,8 @@ class Form:
         moving = [INDEX["attained_gpu_s"]] if config.preemptive else [INDEX["wait_s"], *cluster]
         self._seen = np.array([place for place in (*FIXED, *moving) if place != INDEX["weight"]])
         self._base = np.zeros(len(self._seen))
-        for name, weight in BASES[config.base].items():
-            self._base[self._seen.tolist().index(INDEX[name])] = weight
+        name, weight = BASES[config.base]
+        self._base[self._seen.tolist().index(INDEX[name])] = weight
         self._unit = _STEPS if config.preemptive else 1.0
 
     @property
@@ -136,11 +80,9 @@ class Form:
         first = np.zeros((len(FEATURES), inputs + hidden))
         first[self._seen, np.arange(inputs)] = 1.0
         first[self._seen, inputs:] = units.reshape(inputs, hidden)
-        sizes = (len(FEATURES), inputs + hidden, 1)
         last = np.concatenate([self._base + self._unit * linear, self._unit * out])
         weights = np.concatenate([first.ravel(), np.zeros(inputs), bias, last, [0.0]])
-        assert len(weights) == weights_of(sizes)
-        return Network(sizes, weights.astype(np.float32), LOW, HIGH, self._levels)
+        return Network.blank(inputs + hidden, levels_gpu_s=self._levels).with_weights(weights)
 
 
 # ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────────────

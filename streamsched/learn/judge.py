@@ -33,6 +33,10 @@ from streamsched.predict import Finished
 from streamsched.sim import foresight, paper, scored
 from streamsched.sim.bootstrap import Bootstrap, Interval
 from streamsched.sim.fast import (
+    BOUNDED,
+    COSTS,
+    MOVED,
+    SPARING,
     Backfill,
     Floats,
     Index,
@@ -54,8 +58,6 @@ Bools = npt.NDArray[np.bool_]
 
 DAY_S: Final = 86_400.0
 WEEK_S: Final = 7 * DAY_S
-COSTS: Final = Preemption()
-"""What all preemptive policies pay: 60 s for a restart, and the work since the last of the checkpoints of 10 min."""
 
 
 # ── what is judged where ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -436,11 +438,6 @@ def rank_table(
 
 
 # ── baselines ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-BOUNDED: Final = replace(COSTS, bound_s=79_200.0)
-MOVED: Final = replace(BOUNDED, move_after_s=1_800.0)
-SPARING: Final = replace(MOVED, least_loss=True)
-"""As in docs/policies.md: nobody waits for more than a day, jobs are moved, and who loses least is stopped."""
 
 BACKFILLS: Final = (Backfill.NONE, Backfill.SKIP, Backfill.EASY, Backfill.CONSERVATIVE)
 

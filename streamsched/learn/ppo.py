@@ -34,12 +34,14 @@ import numpy as np
 from streamsched.errors import UserError
 from streamsched.policy import network as networks
 from streamsched.policy.features import FEATURES, INDEX, Float32s, Floats
+from streamsched.policy.formulas import SEE_RUN_TIMES
 from streamsched.policy.network import Network
 from streamsched.sim.fast import Ints, Rule
 from streamsched.sim.scored import Instance, simulate_network
 
-from .env import blank, scaled
-from .rl_config import BASES, SEE_RUN_TIMES, RlConfig
+from .bases import FEATURE_OF
+from .env import scaled
+from .rl_config import BASES, RlConfig
 from .windows import Reward, Rollout, Sampling, Window, by_rule, rollouts
 
 try:
@@ -54,13 +56,6 @@ Tensor = Any
 """torch.Tensor"""
 
 _CLUSTER: Final = INDEX["free_gpus"]
-_RULES: Final = {
-    "fcfs": ("wait_s", 1.0),
-    "smallest": ("gpus", -1.0),
-    "sjf": ("run_s", -1.0),
-    "qssf": ("work_gpu_s", -1.0),
-}
-"""The feature by which each rule ranks, and its sign."""
 
 
 @dataclass(frozen=True)
@@ -113,22 +108,21 @@ def perceptron(inputs: int, width: int, depth: int, seed: int) -> Any:
 def exported(actor: Any) -> Network:
     """The actor as the scheduler reads it."""
     linear = [layer for layer in actor if isinstance(layer, nn.Linear)]
-    like = blank(*(layer.out_features for layer in linear[:-1]))
     parts = [part.detach().numpy().ravel() for layer in linear for part in (layer.weight.T, layer.bias)]
-    return Network(like.sizes, np.concatenate(parts).astype(np.float32), like.low, like.high)
+    return Network.blank(*(layer.out_features for layer in linear[:-1])).with_weights(np.concatenate(parts))
 
 
 def of_rule(name: str) -> Network:
     """A rule of `BASES`, exactly as far as its feature is within the usual range: one weight, and nothing hidden."""
-    like, weights = blank(), np.zeros(len(FEATURES) + 1, np.float32)
-    feature, sign = _RULES[name]
+    feature, sign = FEATURE_OF[name]
+    weights = np.zeros(len(FEATURES) + 1)
     weights[INDEX[feature]] = sign
-    return Network(like.sizes, weights, like.low, like.high)
+    return Network.blank().with_weights(weights)
 
 
 def labels_of(name: str, features: Float32s, choices: Ints) -> Ints:
     """[decision] what the rule would choose of [decision, choice, feature]: the first to arrive of equals."""
-    feature, sign = _RULES[name]
+    feature, sign = FEATURE_OF[name]
     value = sign * features[:, :, INDEX[feature]]
     behind = np.arange(features.shape[1]) >= choices[:, None]
     return np.asarray(np.argmax(np.where(behind, -np.inf, value), axis=1))

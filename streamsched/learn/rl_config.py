@@ -13,8 +13,7 @@ import msgspec
 from streamsched.errors import UserError
 
 BASES: Final = ("fcfs", "smallest", "sjf", "qssf")
-"""Rules that a network is exact for: each is one feature."""
-SEE_RUN_TIMES: Final = ("sjf", "qssf")
+"""Of `bases.FEATURE_OF`, without preemption; of equals in training the first is taken."""
 
 
 def _of(default: Any, meaning: str) -> Any:

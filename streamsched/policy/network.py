@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 import numpy as np
@@ -76,6 +76,17 @@ class Network:
     high: Floats
     levels_gpu_s: tuple[float, ...] = ()
     """Ascending; none: the network is not by levels."""
+
+    @classmethod
+    def blank(cls, *hidden: int, levels_gpu_s: Sequence[float] = ()) -> Self:
+        """Untrained: hidden layers of so many units, all weights 0, on the usual ranges of the features."""
+        sizes = (len(FEATURES), *hidden, 1)
+        low, high = (np.array([getattr(feature, end) for feature in FEATURES], np.float64) for end in ("low", "high"))
+        return cls(sizes, np.zeros(weights_of(sizes), np.float32), low, high, tuple(levels_gpu_s))
+
+    def with_weights(self, weights: Floats | Float32s) -> Self:
+        """The same but for these, flat. Raises ValueError for another number of them."""
+        return replace(self, weights=weights.astype(np.float32))
 
     def __post_init__(self) -> None:
         if len(self.sizes) < 2 or self.sizes[0] != len(FEATURES) or self.sizes[-1] != 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import ModuleType
 from typing import Final, NamedTuple, Protocol, Self
@@ -345,9 +345,15 @@ class Preemption:
             )
 
 
-def simulate_index(
-    jobs: Workload, node_gpus: Sequence[int], index: Index, preemption: Preemption = Preemption()
-) -> Outcome:
+COSTS: Final = Preemption()
+"""What every preemptive policy pays: 60 s for a restart, and the work since the last of the checkpoints of 10 min."""
+BOUNDED: Final = replace(COSTS, bound_s=79_200.0)
+MOVED: Final = replace(BOUNDED, move_after_s=1_800.0)
+SPARING: Final = replace(MOVED, least_loss=True)
+"""As in docs/policies.md: nobody waits for more than a day, jobs are moved, and who loses least is stopped."""
+
+
+def simulate_index(jobs: Workload, node_gpus: Sequence[int], index: Index, preemption: Preemption = COSTS) -> Outcome:
     """Preemptive scheduling in the order of an index; no run times are seen.
 
     A waiting job that does not fit evicts running jobs of higher rank, the last in order first, and no more than it
@@ -369,15 +375,15 @@ def simulate_las(
     jobs: Workload,
     node_gpus: Sequence[int],
     levels_gpu_s: Sequence[float] = LAS_LEVELS_GPU_S,
-    restart_s: float = 60.0,
-    checkpoint_s: float = 600.0,
+    restart_s: float = COSTS.restart_s,
+    checkpoint_s: float = COSTS.checkpoint_s,
 ) -> Outcome:
     """`simulate_index` by least attained service."""
     return simulate_index(jobs, node_gpus, las_index(levels_gpu_s), Preemption(restart_s, checkpoint_s))
 
 
 def simulate_srtf(
-    jobs: Workload, node_gpus: Sequence[int], preemption: Preemption = Preemption(), by_gpu_time: bool = False
+    jobs: Workload, node_gpus: Sequence[int], preemption: Preemption = COSTS, by_gpu_time: bool = False
 ) -> Outcome:
     """Preemptive shortest remaining time first, by the estimates (SRPT: Schrage, Operations Research 16(3), 1968);
     `by_gpu_time`: remaining time x GPUs. With true estimates it is an oracle. Otherwise as `simulate_index`."""

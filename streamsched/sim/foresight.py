@@ -27,6 +27,7 @@ from streamsched.predict import Combination, Ending, Features, Finished
 from streamsched.predict import curves as grid
 
 from .fast import (
+    COSTS,
     Backfill,
     Floats,
     Index,
@@ -45,8 +46,6 @@ LEVELS_S: Final = grid.EDGES_S[30 : 22 * grid.PER_OCTAVE + 1 : 3]
 
 HISTORY_JOBS: Final = 10_000
 """Before a slice: so many, its last ones, are learned from."""
-
-_COSTS: Final = Preemption()
 
 Reading = Callable[[Floats, Ints], Floats]
 """([kind, edge] curves, [kind] GPUs) -> [kind, n]"""
@@ -304,7 +303,7 @@ def by_estimate(
     return Policy(read, lambda jobs, told: simulate(jobs.with_estimates(told.first), nodes, rule, backfill))
 
 
-def by_service(nodes: Sequence[int], read: Reading, preemption: Preemption = _COSTS) -> Policy:
+def by_service(nodes: Sequence[int], read: Reading, preemption: Preemption = COSTS) -> Policy:
     """Preemptive, by what is read at the service that each job has had (`gittins_per_gpu`, `median_left`, ...)."""
 
     def run(jobs: Workload, told: Foreseen) -> Outcome:

@@ -18,7 +18,7 @@ from streamsched.core.model import Job
 from streamsched.core.window import Ranker
 from streamsched.policy.expression import ByExpression, Expression, is_sound, parse
 from streamsched.policy.features import FEATURES, INDEX, Features, Float32s
-from streamsched.policy.network import ROUNDED, ByNetwork, Network, weights_of
+from streamsched.policy.network import ROUNDED, ByNetwork, Network
 from streamsched.sim.fast import Backfill, Rule, Workload, simulate
 from streamsched.sim.scored import Instance, episode, measure, simulate_expression, simulate_network
 from streamsched.sim.simulator import simulate as simulate_core
@@ -96,10 +96,8 @@ def test_measures_are_those_of_the_schedules_whatever_the_threads(case: Case) ->
 
 
 def network_of(seed: int, *hidden: int) -> Network:
-    sizes = (len(FEATURES), *hidden, 1)
-    weights = np.random.default_rng(seed).normal(0.0, 1.0, weights_of(sizes)).astype(np.float32)
-    low, high = np.array([(feature.low, feature.high) for feature in FEATURES]).T
-    return Network(sizes, weights, np.ascontiguousarray(low), np.ascontiguousarray(high))
+    like = Network.blank(*hidden)
+    return like.with_weights(np.random.default_rng(seed).normal(0.0, 1.0, len(like.weights)))
 
 
 NETWORKS = st.builds(network_of, st.integers(0, 99), st.integers(1, 9), st.integers(1, 9)) | st.builds(
@@ -175,7 +173,7 @@ def test_draws_follow_the_probabilities() -> None:
     """Two jobs at one moment, one node: which of them goes first, over many seeds."""
     weights = np.zeros(len(FEATURES) + 1, np.float32)
     weights[INDEX["gpus"]] = np.log1p(1024.0) * np.log(3.0) / np.log(8.0 / 6.0)
-    network = Network((len(FEATURES), 1), weights, network_of(0).low, network_of(0).high)
+    network = Network.blank().with_weights(weights)
     two = Workload(np.zeros(2), np.ones(2), np.array([5, 7]))
     firsts = [int(episode(Instance(two, [8]), network, seed).chosen[0]) for seed in range(4_000)]
     assert np.mean(firsts) == pytest.approx(0.75, abs=0.03)

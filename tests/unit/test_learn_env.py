@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamsched.errors import UserError
-from streamsched.learn.env import QueueEnv, blank, scaled
+from streamsched.learn.env import QueueEnv, scaled
 from streamsched.learn.windows import (
     REWARDS,
     Reward,
@@ -24,7 +24,7 @@ from streamsched.learn.windows import (
     rollouts,
 )
 from streamsched.policy.features import FEATURES
-from streamsched.policy.network import Network, weights_of
+from streamsched.policy.network import Network
 from streamsched.sim.fast import Rule
 from streamsched.sim.scored import Instance, episode
 
@@ -33,9 +33,8 @@ SMALL = Sampling(jobs=(20, 60), load=(0.8, 1.5), nodes=(0.5, 1.0), warm_jobs=100
 
 
 def network_of(seed: int) -> Network:
-    like = blank(8)
-    weights = np.random.default_rng(seed).normal(0.0, 1.0, weights_of(like.sizes)).astype(np.float32)
-    return Network(like.sizes, weights, like.low, like.high)
+    like = Network.blank(8)
+    return like.with_weights(np.random.default_rng(seed).normal(0.0, 1.0, len(like.weights)))
 
 
 def window_of(seed: int) -> Window:
@@ -173,7 +172,7 @@ def test_rollouts_do_not_depend_on_threads() -> None:
 
 def test_inputs_are_those_of_networks() -> None:
     features = np.random.default_rng(0).uniform(0, 1e4, (7, len(FEATURES))).astype(np.float32)
-    assert np.array_equal(scaled(features), blank().inputs(features, slice(None)).astype(np.float32))
+    assert np.array_equal(scaled(features), Network.blank().inputs(features, slice(None)).astype(np.float32))
 
 
 def test_a_window_without_decisions_is_said() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from streamsched.errors import UserError
-from streamsched.learn.es import LEVELS_GPU_S, Course, EsConfig, Form, Runs, cost, search
+from streamsched.learn.es import LEVELS_GPU_S, Course, Form, Runs, cost, search
+from streamsched.learn.es_config import EsConfig
 from streamsched.policy.features import FEATURES, INDEX
 from streamsched.policy.network import Network, from_bytes
 from streamsched.sim.fast import Index, Preemption, Rule, Workload, simulate, simulate_index

@@ -17,11 +17,13 @@ from streamsched.learn import cards, judge
 from streamsched.learn.judge import Candidate, Judge, Judged, Measure, Part, Regime, Sees, Slice, Split
 from streamsched.policy.expression import parse
 from streamsched.policy.features import FEATURES, INDEX, Float32s
-from streamsched.policy.network import Network, weights_of
+from streamsched.policy.network import Network
 from streamsched.predict import Finished
 from streamsched.sim import foresight, scored
 from streamsched.sim.fast import (
+    COSTS,
     LAS_LEVELS_GPU_S,
+    SPARING,
     Backfill,
     Floats,
     Outcome,
@@ -243,7 +245,7 @@ def las(features: Float32s) -> Floats:
     return np.searchsorted(np.array(LAS_LEVELS_GPU_S), attained, side="right").astype(np.float64)
 
 
-@pytest.mark.parametrize("costs", [judge.COSTS, judge.SPARING], ids=str)
+@pytest.mark.parametrize("costs", [COSTS, SPARING], ids=str)
 def test_las_as_a_table_of_ranks_is_las(drawn: Slice, costs: Preemption) -> None:
     candidate = judge.by_rank("las", las, NODES, costs, LAS_LEVELS_GPU_S)
     found, wanted = candidate.run(drawn.seen, drawn.spread), simulate_index(drawn.seen, NODES, las_index(), costs)
@@ -280,11 +282,9 @@ def test_an_expression_is_its_rule(drawn: Slice) -> None:
 
 
 def test_a_network_sees_predictions_and_their_spread(drawn: Slice) -> None:
-    sizes = (len(FEATURES), 1)
-    weights = np.zeros(weights_of(sizes), np.float32)
+    weights = np.zeros(len(FEATURES) + 1)
     weights[INDEX["run_s"]], weights[INDEX["spread"]] = -1.0, -0.5
-    low, high = np.array([(feature.low, feature.high) for feature in FEATURES]).T
-    network = Network(sizes, weights, np.ascontiguousarray(low), np.ascontiguousarray(high))
+    network = Network.blank().with_weights(weights)
     found = judge.by_network("linear", network, NODES).run(drawn.seen, drawn.spread)
     instance = scored.Instance(drawn.seen, NODES, spread=drawn.spread)
     assert found.start_s.tolist() == scored.simulate_network(instance, network).start_s.tolist()
@@ -305,13 +305,13 @@ def test_rules_without_run_times_say_so() -> None:
 
 def deployable(where: Slice) -> list[Candidate]:
     by_class = judge.Index(np.array([1_000.0]), np.tile([[0.0, 1.0]], (len(where.jobs), 1)), np.arange(len(where.jobs)))
-    steps = foresight.by_service(NODES, foresight.coarse(foresight.gittins_per_gpu), judge.SPARING)
+    steps = foresight.by_service(NODES, foresight.coarse(foresight.gittins_per_gpu), SPARING)
     return [
         *judge.plain_baselines(where),
         *judge.preemptive_baselines(where, by_class),
         judge.by_day("gittins by day", where, steps, Regime.PREEMPTIVE),
         judge.by_expression("sjf", parse("-run_s"), NODES),
-        judge.by_rank("las", las, NODES, judge.SPARING, LAS_LEVELS_GPU_S),
+        judge.by_rank("las", las, NODES, SPARING, LAS_LEVELS_GPU_S),
     ]
 
 

@@ -13,17 +13,15 @@ from core_builder import Pool, placed
 
 from streamsched.policy import network as networks
 from streamsched.policy.features import FEATURES, INDEX, NAMES, Features
-from streamsched.policy.network import ByNetwork, Network, UnusableModel, from_bytes, load, weights_of
+from streamsched.policy.network import ByNetwork, Network, UnusableModel, from_bytes, load
 
 COUNT = len(FEATURES)
-LOW = np.array([feature.low for feature in FEATURES])
-HIGH = np.array([feature.high for feature in FEATURES])
+LOW, HIGH = Network.blank().low, Network.blank().high
 
 
 def random_network(seed: int, *hidden: int) -> Network:
-    sizes = (COUNT, *hidden, 1)
-    weights = np.random.default_rng(seed).normal(0.0, 0.5, weights_of(sizes)).astype(np.float32)
-    return Network(sizes, weights, LOW, HIGH)
+    like = Network.blank(*hidden)
+    return like.with_weights(np.random.default_rng(seed).normal(0.0, 0.5, len(like.weights)))
 
 
 def features(seed: int, jobs: int) -> np.ndarray:  # type: ignore[type-arg]
@@ -136,11 +134,23 @@ def test_features_outside_the_range_of_training_are_told() -> None:
     assert network.outside(rows) == {"wait_s": 0.25, "load": 1.0}
 
 
+def test_a_blank_network_has_the_usual_ranges_and_prefers_nobody() -> None:
+    like = Network.blank(4, 2, levels_gpu_s=[60.0])
+    assert (like.sizes, like.levels_gpu_s) == ((COUNT, 4, 2, 1), (60.0,))
+    assert like.scores(features(0, 5)).tolist() == [0.0] * 5
+    assert [(low, high) for low, high in zip(like.low, like.high, strict=True)] == [(f.low, f.high) for f in FEATURES]
+    told = Network.blank(4).with_weights(np.arange(COUNT * 4 + 9) / 10.0)
+    assert (told.weights.dtype, told.sizes) == (np.float32, (COUNT, 4, 1))
+    assert told.layers[0][0][0, :2] == pytest.approx([0.0, 0.1])
+    with pytest.raises(ValueError, match="finite weights expected"):
+        like.with_weights(np.zeros(3))
+
+
 def test_the_core_ranks_by_a_network(make_pool: Callable[..., Pool]) -> None:
     """One layer that wants many GPUs; equal jobs in order of arrival."""
-    weights = np.zeros(COUNT + 1, np.float32)
+    weights = np.zeros(COUNT + 1)
     weights[INDEX["gpus"]] = 1.0
-    pool = Pool(ranker=ByNetwork("net", Network((COUNT, 1), weights, LOW, HIGH), Features()))
+    pool = Pool(ranker=ByNetwork("net", Network.blank().with_weights(weights), Features()))
     pool.node("a", 8)
     for job_id, gpus in (("one", 1), ("two", 2), ("again", 2), ("four", 4)):
         pool.arrive(job_id, gpus)
