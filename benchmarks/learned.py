@@ -212,11 +212,10 @@ def _protocol_lines(rows: Sequence[judge.InProtocol]) -> list[str]:
         "policy", "sees", "wait, s", "to FCFS", "JCT, s", "to FCFS", "wait to FCFS with skipping",
         "one stream: wait, s", "to FCFS", "to FCFS with skipping",
     )  # fmt: skip
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     base, skipping = rows[0], rows[1]
-    for row in rows:
-        wait, jct = Measure.MEAN_WAIT, Measure.MEAN_JCT
-        cells: list[Any] = [
+    wait, jct = Measure.MEAN_WAIT, Measure.MEAN_JCT
+    cells = [
+        [
             row.name,
             row.sees,
             f"{row.batches[wait].mean():,.0f}",
@@ -228,8 +227,9 @@ def _protocol_lines(rows: Sequence[judge.InProtocol]) -> list[str]:
             f"{judge.change_in_stream(row, base, wait):+.0%}",
             f"{judge.change_in_stream(row, skipping, wait):+.0%}",
         ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
+        for row in rows
+    ]
+    return cards.markdown_table(headings, cells)
 
 
 def _share(found: judge.Difference) -> str:

@@ -7,7 +7,7 @@ A model is a folder: one exported policy per seed of training, `training.json` (
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -119,10 +119,14 @@ def markdown(rows: Sequence[Judged]) -> list[str]:
         "policy", "sees", "mean wait, s", "against the best rule", "p50", "p99", "longest", "mean JCT", "slowdown",
         "utilisation", "preemptions per job",
     )  # fmt: skip
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    for row in sorted(rows, key=lambda row: (row.values[Measure.MEAN_WAIT], row.name)):
-        lines.append("| " + " | ".join(_cells(row, against)) + " |")
-    return lines
+    ordered = sorted(rows, key=lambda row: (row.values[Measure.MEAN_WAIT], row.name))
+    return markdown_table(headings, [_cells(row, against) for row in ordered])
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Its lines."""
+    written = ["| " + " | ".join(map(str, cells)) + " |" for cells in (headings, *rows)]
+    return [written[0], "|" + "---|" * len(headings), *written[1:]]
 
 
 def leading(rows: Sequence[Judged], rules: int = 10, oracles: int = 3) -> list[Judged]:

@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamsched.policy.expression import Expression
-from streamsched.policy.features import FEATURES, INDEX, Float32s, work_gpu_s
 from streamsched.policy.gittins import LEVELS_GPU_S, in_steps
 from streamsched.policy.network import Network
 from streamsched.predict import Finished
@@ -49,10 +48,10 @@ from streamsched.sim.fast import (
     simulate,
     simulate_index,
     simulate_srtf,
-    workers_of,
 )
 from streamsched.sim.foresight import Foreseen, Policy
 from streamsched.sim.metrics import BOUND_S
+from streamsched.sim.ranked import Ranking, Ranks
 
 Bools = npt.NDArray[np.bool_]
 
@@ -389,52 +388,23 @@ def by_expression(
     return Candidate(name, run, learned=True, seed=seed)
 
 
-Ranks = Callable[[Float32s], Floats]
-"""[job, feature] (`policy.features`) of jobs that all have had the same service -> [job] rank, lower goes first. What
-changes while they wait, and the features of the cluster, are 0."""
-
-
 def by_rank(
     name: str,
-    ranks: Ranks,
+    ranking: Ranking,
     node_gpus: Sequence[int],
     preemption: Preemption = COSTS,
     levels_gpu_s: Sequence[float] = LEVELS_GPU_S,
     seed: int | None = None,
 ) -> Candidate:
-    """With preemption, by ranks that change at `levels_gpu_s` of service."""
+    """With preemption, by ranks that change at `levels_gpu_s` of service. Jobs need estimates."""
 
     def run(jobs: Workload, spread: Floats) -> Outcome:
-        table = rank_table(ranks, jobs, spread, node_gpus, levels_gpu_s)
-        index = Index(np.asarray(levels_gpu_s, np.float64), table, np.arange(len(jobs)))
+        if jobs.estimate_s is None:
+            raise ValueError("ranks see predicted run times, and there are none")
+        index = Ranks(scored.Instance(jobs, node_gpus, spread=spread), levels_gpu_s).table(ranking)
         return simulate_index(jobs, node_gpus, index, preemption)
 
     return Candidate(name, run, Regime.PREEMPTIVE, learned=True, seed=seed)
-
-
-def rank_table(
-    ranks: Ranks, jobs: Workload, spread: Floats, node_gpus: Sequence[int], levels_gpu_s: Sequence[float]
-) -> Floats:
-    """[job, level + 1] what `ranks` says of jobs that have just reached each level. Jobs need estimates."""
-    if jobs.estimate_s is None:
-        raise ValueError("ranks see predicted run times, and there are none")
-    features = np.zeros((len(jobs), len(FEATURES)), np.float32)
-    columns = {
-        "gpus": jobs.gpus,
-        "nodes": workers_of(jobs.gpus, node_gpus),
-        "run_s": jobs.estimate_s,
-        "spread": spread,
-        "work_gpu_s": work_gpu_s(jobs.estimate_s, jobs.gpus.astype(np.float64)),
-        "weight": np.ones(len(jobs)),
-    }
-    for column, values in columns.items():
-        features[:, INDEX[column]] = values
-    found = np.empty((len(jobs), len(levels_gpu_s) + 1))
-    for level, attained in enumerate([0.0, *levels_gpu_s]):
-        features[:, INDEX["attained_gpu_s"]] = attained
-        features[:, INDEX["running"]] = float(attained > 0)
-        found[:, level] = ranks(features)
-    return found
 
 
 # ── baselines ────────────────────────────────────────────────────────────────────────────────────────────────────────

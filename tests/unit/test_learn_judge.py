@@ -263,13 +263,15 @@ def test_ranks_see_predictions_and_service(drawn: Slice) -> None:
         asked.append(features.copy())
         return np.zeros(len(features))
 
-    judge.rank_table(ranks, drawn.seen, drawn.spread, NODES, (100.0, 200.0))
-    assert [set(features[:, INDEX["attained_gpu_s"]].tolist()) for features in asked] == [{0.0}, {100.0}, {200.0}]
-    assert [features[0, INDEX["running"]] for features in asked] == [0.0, 1.0, 1.0]
-    assert asked[0][:, INDEX["run_s"]].tolist() == drawn.foreseen.first.astype(np.float32).tolist()
-    assert asked[0][:, INDEX["spread"]].tolist() == drawn.spread.astype(np.float32).tolist()
+    candidate = judge.by_rank("nobody", ranks, NODES, COSTS, (100.0, 200.0))
+    candidate.run(drawn.seen, drawn.spread)
+    [features] = asked
+    for column, expected in (("run_s", drawn.foreseen.first), ("spread", drawn.spread), ("gpus", drawn.seen.gpus)):
+        assert set(features[:, INDEX[column]].tolist()) == set(expected.astype(np.float32).tolist())
+    at_level = np.unique(features[:, [INDEX["attained_gpu_s"], INDEX["running"]]], axis=0)
+    assert at_level.tolist() == [[0.0, 0.0], [100.0, 1.0], [200.0, 1.0]]
     with pytest.raises(ValueError, match="predicted run times"):
-        judge.rank_table(ranks, foresight.workload_of(drawn.jobs), drawn.spread, NODES, (100.0,))
+        candidate.run(foresight.workload_of(drawn.jobs), drawn.spread)
 
 
 def test_an_expression_is_its_rule(drawn: Slice) -> None:
