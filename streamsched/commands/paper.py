@@ -10,22 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from streamsched.commands.output import make_folder, write_text
-from streamsched.commands.simulate import (
-    Before,
-    From,
-    Limit,
-    Nodes,
-    ScenarioFile,
-    TraceFile,
-    _source,
-)
-from streamsched.errors import UserError
+from streamsched.commands.output import make_folder, print_table, write_text
+from streamsched.commands.slices import Before, From, Limit, Nodes, ScenarioFile, Slice, TraceFile, given_slice
 
 if TYPE_CHECKING:
     from streamsched.sim.paper import Case, Figure
@@ -63,7 +52,7 @@ def report_paper(
     RLTune: batches of 256 consecutive jobs, each on an empty cluster; FCFS, SJF, WFP3, UNICEP, F1 and Slurm's
     multifactor, each without backfilling, with skipping and with EASY. Needs the extra `fast`.
     """
-    asked = _read(paper, scenario, trace, nodes, submitted_from, submitted_before, limit)
+    asked = _asked(given_slice(scenario, trace, nodes, submitted_from, submitted_before, limit))
     found = _run(asked, batches, batch_jobs, seed)
     make_folder(out)
     write_text(out / "summary.json", json.dumps(_document(found), indent=2) + "\n")
@@ -73,15 +62,10 @@ def report_paper(
 
 @dataclass(frozen=True)
 class _Asked:
-    paper: str
-    name: str
-    trace: Path
-    cluster: str
-    node_gpus: list[int]
+    source: Slice
     jobs: Any
     """`fast.Workload` of the jobs that fit the cluster."""
     never_fit: int
-    refused: str
 
 
 @dataclass(frozen=True)
@@ -114,43 +98,18 @@ class _Found:
             "size": self.size,
             "hours": self.hours,
             "asked": self.gpus,
-            "gpus": sum(self.asked.node_gpus),
+            "gpus": sum(self.asked.source.node_gpus),
             "idle": self.idle,
             "batches": self.batches,
         }
         return [text.format(**facts) for text in _DIFFERENCES]
 
 
-def _read(
-    paper: str,
-    scenario: Path | None,
-    trace: Path | None,
-    nodes: str | None,
-    submitted_from: str | None,
-    submitted_before: str | None,
-    limit: int | None,
-) -> _Asked:
-    from loadgen.trace import Window, read_trace
-    from streamsched.sim import fast
+def _asked(source: Slice) -> _Asked:
+    from streamsched.sim.fast import Workload
 
-    given = _source(scenario, trace, nodes, submitted_from, submitted_before)
-    found = read_trace(given.trace, Window(given.submitted_from, given.submitted_before, limit))
-    node_gpus = [group.gpus for group in given.nodes for _ in range(group.count)]
-    able = fast.fits_cluster(np.array([job.gpus for job in found.jobs], dtype=np.int64), node_gpus).tolist()
-    fitting = [job for job, fits in zip(found.jobs, able, strict=True) if fits]
-    if not fitting:
-        raise UserError(f"{given.trace}: no job fits these nodes")
-    refusals = found.refusals
-    return _Asked(
-        paper=paper,
-        name=given.name,
-        trace=given.trace,
-        cluster=", ".join(f"{g.count} x {g.gpus} {g.gpu_type}" for g in given.nodes),
-        node_gpus=node_gpus,
-        jobs=fast.Workload.of(fitting),
-        never_fit=len(found.jobs) - len(fitting),
-        refused=f"{given.trace}: refused rows: {refusals.describe()}" if refusals.total else "",
-    )
+    fitting = source.fitting()
+    return _Asked(source=source, jobs=Workload.of(fitting), never_fit=len(source.read().jobs) - len(fitting))
 
 
 def _run(asked: _Asked, batches: int | None, size: int, seed: int) -> _Found:
@@ -161,7 +120,7 @@ def _run(asked: _Asked, batches: int | None, size: int, seed: int) -> _Found:
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("rules", total=len(rules) * len(paper.BACKFILLS))
-        cases = paper.run(asked.jobs, asked.node_gpus, starts, size, rules, lambda: bar.advance(task))
+        cases = paper.run(asked.jobs, asked.source.node_gpus, starts, size, rules, lambda: bar.advance(task))
     submit_s, gpus = asked.jobs.submit_s, np.append(0, np.cumsum(asked.jobs.gpus))
     return _Found(
         asked=asked,
@@ -182,8 +141,8 @@ def _document(found: _Found) -> dict[str, object]:
     asked = found.asked
     return {
         "paper": "RLTune, arXiv 2512.10271",
-        "trace": asked.trace.name,
-        "nodes": asked.cluster,
+        "trace": asked.source.trace.name,
+        "nodes": asked.source.cluster,
         "jobs": len(asked.jobs),
         "never_fit": asked.never_fit,
         "batch_jobs": found.size,
@@ -265,21 +224,15 @@ def _titles(found: _Found) -> tuple[str, str]:
 def _print(found: _Found) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=190)
-    console.print(f"RLTune's protocol: {found.asked.name} on {found.asked.cluster}", markup=False)
+    console.print(f"RLTune's protocol: {found.asked.source.name} on {found.asked.source.cluster}", markup=False)
     for title, figures in zip(_titles(found), (found.cold, found.warm), strict=True):
-        table = Table(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, title_justify="left")
-        rows = _rows(found, figures)
-        for heading in rows[0]:
-            table.add_column(heading, justify="left" if heading in ("rule", "backfill") else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*row.values())
-        console.print(table)
+        print_table(title, _rows(found, figures), names=2, width=190)
     for text in (_LEGEND, *found.differences):
         console.print(f"- {text}", markup=False, highlight=False)
     if found.asked.never_fit:
         console.print(f"- {found.asked.never_fit:,} jobs that these nodes cannot hold are left out.", markup=False)
-    if found.asked.refused:
-        Console(stderr=True).print(found.asked.refused, markup=False, soft_wrap=True)
+    if refused := found.asked.source.refused():
+        Console(stderr=True).print(refused, markup=False, soft_wrap=True)
 
 
 def _page(found: _Found) -> str:
@@ -288,8 +241,8 @@ def _page(found: _Found) -> str:
     asked = found.asked
     facts = [
         ("paper", "RLTune, arXiv 2512.10271"),
-        ("trace", asked.trace.name),
-        ("cluster", asked.cluster),
+        ("trace", asked.source.trace.name),
+        ("cluster", asked.source.cluster),
         ("jobs", f"{len(asked.jobs):,}; left out, as no nodes could hold them: {asked.never_fit:,}"),
         ("batches", f"{found.batches} of {found.size} consecutive jobs, disjoint; seed {found.seed}"),
         ("estimates", "true run times (oracle)"),
@@ -305,4 +258,4 @@ def _page(found: _Found) -> str:
             ]
             body += svg.bars(name, bars)
     body += f"<p>{_LEGEND}</p>"
-    return svg.document(f"streamsched: RLTune's protocol on {asked.name}", body)
+    return svg.document(f"streamsched: RLTune's protocol on {asked.source.name}", body)

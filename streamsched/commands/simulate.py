@@ -6,23 +6,20 @@ import json
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from streamsched.commands.apart import map_apart
-from streamsched.commands.output import make_folder, write_text
+from streamsched.commands.output import make_folder, print_table, write_text
+from streamsched.commands.slices import Before, From, Limit, Nodes, ScenarioFile, Slice, TraceFile, given_slice
 from streamsched.core.model import WHOLE_GPU
 from streamsched.errors import UserError
 from streamsched.policy import RULES, by_name
@@ -33,12 +30,10 @@ from streamsched.sim.workload import Estimates
 
 if TYPE_CHECKING:
     from loadgen.jobs import TraceJob
-    from loadgen.trace import Trace
     from streamsched.core.window import Ranker
     from streamsched.sim.fast import Outcome, Workload
     from streamsched.sim.learning import Estimator
     from streamsched.sim.metrics import Schedule
-    from streamsched.sim.scenario import NodeGroup
 
 Backfill = Literal["none", "skip", "easy", "conservative"]
 _SHOWN = {
@@ -54,12 +49,6 @@ _SHOWN = {
 }
 _SHARES = ("gpu_utilisation", "mean_fragmentation", "fairness_jain")
 
-ScenarioFile = Annotated[Path | None, typer.Option("--scenario", help="TOML file with a trace, its slice and nodes.")]
-TraceFile = Annotated[Path | None, typer.Option("--trace", help="A trace file, with --nodes.")]
-Nodes = Annotated[str | None, typer.Option(help="COUNTxGPUS[:TYPE][,...], such as 80x8:P100.")]
-From = Annotated[str | None, typer.Option("--from", help="Jobs submitted at or after (2017-10-02[T12:00:00]).")]
-Before = Annotated[str | None, typer.Option("--before", help="Jobs submitted before.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="The first N jobs of these.")]
 BackfillOption = Annotated[
     Backfill,
     typer.Option(
@@ -98,12 +87,7 @@ _FAST_PREEMPTIVE = ("las", GITTINS, "srtf")
 class Plan:
     """One simulation: what crosses to a process of its own."""
 
-    name: str
-    trace: Path
-    nodes: tuple[NodeGroup, ...]
-    submitted_from: float | None
-    submitted_before: float | None
-    limit: int | None
+    source: Slice
     policy: str
     backfill: Backfill
     placement: str
@@ -154,9 +138,9 @@ def simulate(
     from streamsched.sim.jobs_file import jobs_writer
 
     write_jobs = jobs_writer(jobs_format)
-    given = _source(scenario, trace, nodes, submitted_from, submitted_before)
+    given = given_slice(scenario, trace, nodes, submitted_from, submitted_before, limit)
     plan = _plan(
-        *(given, limit, policy, backfill, placement, preempt),
+        *(given, policy, backfill, placement, preempt),
         *(_costs(restart_s, checkpoint_s, bound_s, move_after_s), Estimates.parse(estimates), fast),
     )
     make_folder(out)
@@ -207,14 +191,12 @@ def compare(
 
     Intervals (95 %) are by a seeded block bootstrap over the jobs, of utilisation and fragmentation over time.
     """
-    given = _source(scenario, trace, nodes, submitted_from, submitted_before)
+    given = given_slice(scenario, trace, nodes, submitted_from, submitted_before, limit)
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise UserError("--policies: give at least one name")
     told, costs = Estimates.parse(estimates), _costs(restart_s, checkpoint_s, bound_s, move_after_s)
-    plans = [
-        replace(_plan(given, limit, name, backfill, placement, preempt, costs, told, fast), seed=seed) for name in names
-    ]
+    plans = [replace(_plan(given, name, backfill, placement, preempt, costs, told, fast), seed=seed) for name in names]
     make_folder(out)
     runs = map_apart(_run_one, plans, processes or os.cpu_count() or 1)
     found = dict(zip((plan.label for plan in plans), runs, strict=True))
@@ -227,48 +209,6 @@ def compare(
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class _Source:
-    name: str
-    trace: Path
-    nodes: tuple[NodeGroup, ...]
-    submitted_from: float | None
-    submitted_before: float | None
-
-
-def _source(
-    scenario: Path | None, trace: Path | None, nodes: str | None, first: str | None, before: str | None
-) -> _Source:
-    from loadgen.jobs import parse_moment
-    from streamsched.sim.scenario import parse_nodes, read_scenario
-
-    start, end = (parse_moment(text) if text else None for text in (first, before))
-    if scenario is not None:
-        if trace is not None:
-            raise UserError("give --scenario, or --trace and --nodes, and not both")
-        told = read_scenario(scenario)
-        groups = parse_nodes(nodes) if nodes else told.nodes or _listed(told.node_list)
-        start = told.submitted_from if start is None else start
-        end = told.submitted_before if end is None else end
-        return _Source(told.name, told.trace, groups, start, end)
-    if trace is None or nodes is None:
-        raise UserError("give --scenario FILE, or --trace FILE and --nodes 80x8:P100")
-    return _Source(trace.name, trace, parse_nodes(nodes), start, end)
-
-
-def _listed(path: Path | None) -> tuple[NodeGroup, ...]:
-    """Like nodes together, in the order of the file. Their CPUs and memory are not simulated."""
-    from loadgen.formats.openb_csv import read_machines
-    from streamsched.sim.scenario import NodeGroup
-
-    assert path is not None
-    machines, refused = read_machines(path)
-    counts = Counter((machine.gpus, machine.gpu_type) for machine in machines)
-    if refused.total:
-        Console(stderr=True).print(f"{path}: nodes left out: {refused.describe()}", markup=False, soft_wrap=True)
-    return tuple(NodeGroup(count=count, gpus=gpus, gpu_type=name) for (gpus, name), count in counts.items())
 
 
 def _costs(restart_s: float, checkpoint_s: float, bound_s: float | None, move_after_s: float | None) -> Preemption:
@@ -288,8 +228,7 @@ def _costs(restart_s: float, checkpoint_s: float, bound_s: float | None, move_af
 
 
 def _plan(
-    source: _Source,
-    limit: int | None,
+    source: Slice,
     policy: str,
     backfill: Backfill,
     placement: str,
@@ -319,12 +258,7 @@ def _plan(
     if fast and policy not in known:
         raise UserError(f"--fast with --preempt {preempt} knows {', '.join(known)}; leave it out for {policy}")
     return Plan(
-        name=source.name,
-        trace=source.trace,
-        nodes=source.nodes,
-        submitted_from=source.submitted_from,
-        submitted_before=source.submitted_before,
-        limit=limit,
+        source=source,
         policy=policy,
         backfill=backfill,
         placement=placement,
@@ -349,28 +283,20 @@ class Run:
     """95 %, by keys of the summary."""
 
 
-@lru_cache(maxsize=2)
-def _read(trace: Path, submitted_from: float | None, submitted_before: float | None, limit: int | None) -> Trace:
-    """Once for all seeds of a command: the jobs of the slice, and those before it."""
-    from loadgen.trace import Window, read_trace
-
-    return read_trace(trace, Window(submitted_from, submitted_before, limit))
-
-
 def _run_one(plan: Plan, progress: bool = False) -> Run:
     from streamsched.sim.metrics import intervals, summary
 
     started = time.perf_counter()
-    found = _read(plan.trace, plan.submitted_from, plan.submitted_before, plan.limit)
+    trace, found = plan.source.trace, plan.source.read()
     random = Random(plan.seed)
     rows = [(job, plan.estimates.of(job.duration_s, job.estimate_s, random)) for job in found.jobs]
     endless = next((job for job in found.jobs if job.duration_s > LONGEST_S), None)
     if endless is not None:
         raise UserError(
-            f"{plan.trace}:{endless.line}: a job of {endless.duration_s:g} s; expected no more than {LONGEST_S:,.0f}"
+            f"{trace}:{endless.line}: a job of {endless.duration_s:g} s; expected no more than {LONGEST_S:,.0f}"
         )
     if plan.estimates.kind == "user" and all(told is None for _, told in rows):
-        raise UserError(f"{plan.trace}: has no users' estimates: choose none, true, predicted or noisy:SIGMA")
+        raise UserError(f"{trace}: has no users' estimates: choose none, true, predicted or noisy:SIGMA")
     columns = _Columns(
         submit_s=np.array([job.submit_s for job, _ in rows], dtype=np.float64),
         run_s=np.array([job.duration_s for job, _ in rows], dtype=np.float64),
@@ -383,12 +309,11 @@ def _run_one(plan: Plan, progress: bool = False) -> Run:
     )
     schedule = _by_fast(plan, columns) if plan.fast else _by_core(plan, columns, progress)
     if not schedule.ran.any():
-        raise UserError(f"{plan.trace}: no job fits these nodes")
-    refusals = found.refusals
+        raise UserError(f"{trace}: no job fits these nodes")
     return Run(
         schedule=schedule,
-        summary=summary(schedule, refusals.total, round(time.perf_counter() - started, 3)),
-        refused=f"{plan.trace}: refused rows: {refusals.describe()}" if refusals.total else "",
+        summary=summary(schedule, found.refusals.total, round(time.perf_counter() - started, 3)),
+        refused=plan.source.refused(),
         intervals=intervals(schedule),
     )
 
@@ -416,25 +341,24 @@ def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
     from streamsched.sim import fast
     from streamsched.sim.metrics import from_fast
 
+    trace = plan.source.trace
     parts = sum(milli != WHOLE_GPU for milli in columns.gpu_milli)
     if parts:
-        raise UserError(
-            f"{plan.trace}: --fast has whole GPUs alone, and {parts} jobs ask for a part of one: leave it out"
-        )
+        raise UserError(f"{trace}: --fast has whole GPUs alone, and {parts} jobs ask for a part of one: leave it out")
     if _types_matter(plan) and any(columns.gpu_types):
-        raise UserError(f"{plan.trace}: --fast has one type of GPU alone, and jobs ask for certain ones: leave it out")
-    nodes = [group.gpus for group in plan.nodes for _ in range(group.count)]
+        raise UserError(f"{trace}: --fast has one type of GPU alone, and jobs ask for certain ones: leave it out")
+    nodes = plan.source.node_gpus
     able = fast.fits_cluster(columns.gpus, nodes)
     unknown = int(np.isnan(columns.estimate_s).sum())
     if unknown and plan.backfill in ("easy", "conservative"):
         raise UserError(
-            f"{plan.trace}: --fast with --backfill {plan.backfill} needs an estimate for each job, and {unknown} have"
+            f"{trace}: --fast with --backfill {plan.backfill} needs an estimate for each job, and {unknown} have"
             " none: leave out --fast"
         )
     known = np.where(np.isnan(columns.estimate_s), UNKNOWN_RUN_S, columns.estimate_s)
     everything = fast.Workload(columns.submit_s, columns.run_s, columns.gpus, known)
     if not able.any():
-        raise UserError(f"{plan.trace}: no job fits these nodes")
+        raise UserError(f"{trace}: no job fits these nodes")
     workload = everything.take(able)
     if plan.preempt:
         outcome = _by_index(plan, workload, nodes)
@@ -445,7 +369,7 @@ def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
 
 def _types_matter(plan: Plan) -> bool:
     """Where no type of the nodes is told, jobs may run anywhere."""
-    return any(group.gpu_type != "any" for group in plan.nodes)
+    return any(group.gpu_type != "any" for group in plan.source.nodes)
 
 
 def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:
@@ -464,24 +388,14 @@ def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:
 def _gittins_table(plan: Plan) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     from streamsched.policy import gittins
 
-    start = plan.submitted_from
-    found = None if start is None else gittins.table_before(_before(plan), start)
+    start = plan.source.submitted_from
+    found = None if start is None else gittins.table_before(plan.source.before(), start)
     if found is None:
         raise UserError(
-            f"{plan.trace}: policy gittins learns from jobs that began before --from, and there are none; "
+            f"{plan.source.trace}: policy gittins learns from jobs that began before --from, and there are none; "
             "--estimates predicted needs none"
         )
     return np.asarray(found)
-
-
-def _before(plan: Plan) -> list[TraceJob]:
-    """Jobs of the trace that were submitted before the first that is simulated."""
-    if plan.submitted_from is None:
-        return []
-    try:
-        return _read(plan.trace, None, plan.submitted_from, None).jobs
-    except UserError:  # there are none
-        return []
 
 
 def _learned(plan: Plan, whole: int) -> Estimator:
@@ -490,7 +404,8 @@ def _learned(plan: Plan, whole: int) -> Estimator:
     from streamsched.sim.workload import job as sim_job
 
     estimator = Learned()
-    over = [job for job in _before(plan) if plan.submitted_from is not None and job.ended_s <= plan.submitted_from]
+    start = plan.source.submitted_from
+    over = [job for job in plan.source.before() if start is not None and job.ended_s <= start]
     for number, job in enumerate(sorted(over, key=lambda job: job.ended_s)):
         known = sim_job(-1 - number, job.submit_s, job.duration_s, job.gpus, job.tenant, None, False, whole,
                         clamped=job.clamped)  # fmt: skip
@@ -512,7 +427,7 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
     from streamsched.sim.simulator import simulate as run_core
     from streamsched.sim.workload import job, nodes_of
 
-    whole, typed = max(group.gpus for group in plan.nodes), _types_matter(plan)
+    whole, typed = max(group.gpus for group in plan.source.nodes), _types_matter(plan)
     estimates = [None if np.isnan(e) else float(e) for e in columns.estimate_s]
     rows = zip(columns.submit_s.tolist(), columns.run_s.tolist(), columns.gpus.tolist(), strict=True)
     jobs = [
@@ -544,7 +459,7 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
         task = bar.add_task(plan.label, total=len(jobs))
         result = run_core(
             jobs,
-            nodes_of((group.count, group.gpus, group.gpu_type) for group in plan.nodes),
+            nodes_of((group.count, group.gpus, group.gpu_type) for group in plan.source.nodes),
             config,
             _ranker(plan, float(columns.submit_s[0])),
             SimOptions(placement=plan.placement, checkpoint_s=plan.costs.checkpoint_s),
@@ -558,18 +473,8 @@ def _by_core(plan: Plan, columns: _Columns, progress: bool) -> Schedule:
 
 
 def _table(plan: Plan, found: Mapping[str, Run]) -> None:
-    table = Table(title=_title(plan), box=box.SIMPLE_HEAD, collapse_padding=True)
-    for heading in _headings():
-        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
-    for row in _rows(found):
-        table.add_row(*row.values())
-    console = Console()
-    (console if console.is_terminal else Console(width=170)).print(table)
-
-
-def _title(plan: Plan) -> str:
-    cluster = ", ".join(f"{g.count} x {g.gpus} {g.gpu_type}" for g in plan.nodes)
-    return f"{plan.name} on {cluster}; backfill {plan.backfill}; estimates {plan.estimates}; below: 95 % intervals"
+    settings = f"backfill {plan.backfill}; estimates {plan.estimates}; below: 95 % intervals"
+    print_table(f"{plan.source.name} on {plan.source.cluster}; {settings}", _rows(found), names=1, width=170)
 
 
 def _headings() -> Sequence[str]:
@@ -610,8 +515,8 @@ def _write_report(path: Path, plan: Plan, found: Mapping[str, Run]) -> None:
     from streamsched.sim.report import page
 
     facts = [
-        ("trace", plan.trace.name),
-        ("cluster", ", ".join(f"{g.count} x {g.gpus} {g.gpu_type}" for g in plan.nodes)),
+        ("trace", plan.source.trace.name),
+        ("cluster", plan.source.cluster),
         ("backfill", plan.backfill),
         ("placement", plan.placement),
         (
@@ -623,4 +528,4 @@ def _write_report(path: Path, plan: Plan, found: Mapping[str, Run]) -> None:
     ]
     rows = [{k: v for k, v in row.items() if k != "wall s"} for row in _rows(found)]
     schedules = {label: run.schedule for label, run in found.items()}
-    write_text(path, page(f"streamsched: {plan.name}", facts, rows, schedules))
+    write_text(path, page(f"streamsched: {plan.source.name}", facts, rows, schedules))

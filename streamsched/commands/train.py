@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,23 +21,13 @@ import typer
 from rich.console import Console
 
 from streamsched.commands.output import make_folder, write_bytes, write_text
-from streamsched.commands.simulate import (
-    Before,
-    From,
-    Limit,
-    Nodes,
-    ScenarioFile,
-    TraceFile,
-    _read,
-    _source,
-)
+from streamsched.commands.slices import Before, From, Limit, Nodes, ScenarioFile, Slice, TraceFile, given_slice
 from streamsched.errors import UserError
-from streamsched.learn.es_config import EsConfig
+from streamsched.learn.es_config import BASES, CHOOSE_SHARE, TRAIN_SHARE, EsConfig
 from streamsched.learn.rl_config import RlConfig, read_config
 
 if TYPE_CHECKING:
     from loadgen.jobs import TraceJob
-    from streamsched.commands.simulate import _Source
     from streamsched.learn.es import Course, Found
     from streamsched.learn.ppo import Progress, Trained
     from streamsched.learn.windows import Window
@@ -46,7 +37,17 @@ if TYPE_CHECKING:
 
 train_app = typer.Typer(help="Learn priorities in simulation.", no_args_is_help=True)
 
-EstimatesSeen = Literal["none", "user", "predicted-before"]
+Seen = Literal["none", "user", "predicted-before"]
+SeenOption = Annotated[
+    Seen,
+    typer.Option(
+        "--estimates", help="What is seen of run times; predicted-before: learned from the jobs before the slice."
+    ),
+]
+
+
+def _from_to(ends: tuple[float, float]) -> str:
+    return "{:g}:{:g}".format(*ends)
 
 
 def train_rl(
@@ -57,10 +58,7 @@ def train_rl(
     submitted_from: From = None,
     submitted_before: Before = None,
     limit: Limit = None,
-    estimates: Annotated[
-        EstimatesSeen,
-        typer.Option(help="What is seen of run times; predicted-before: learned from the jobs before the slice."),
-    ] = "none",
+    estimates: SeenOption = "none",
     config: Annotated[Path | None, typer.Option(help="TOML file that sets what the options below do.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard.")] = None,
     **settings: Any,
@@ -74,15 +72,17 @@ def train_rl(
     from streamsched.learn.ppo import Trainer
 
     say = Console(stderr=True).print
-    instance = _seen(_source(scenario, trace, nodes, submitted_from, submitted_before), limit, estimates)
+    instance = _seen(given_slice(scenario, trace, nodes, submitted_from, submitted_before, limit), estimates)
     learned_from, validation, unseen_from_s = _parts(instance, wanted)
     make_folder(out)
     board = _board(tensorboard)
     trainer = Trainer(learned_from, validation, wanted)
     say(f"{len(learned_from.jobs):,} jobs to learn from, {validation.new:,} to choose by; base rule {trainer.base}")
 
+    pace = _Pace(wanted.updates)
+
     def on_update(progress: Progress) -> None:
-        say(_line(progress), markup=False, soft_wrap=True)
+        say(f"{_line(progress)}; {pace.left(progress.update)}", markup=False, soft_wrap=True)
         if board is not None:
             for name, value in asdict(progress).items():
                 if value is not None:
@@ -128,23 +128,30 @@ def train_es(
     submitted_from: From = None,
     submitted_before: Before = None,
     limit: Limit = None,
-    estimates: Annotated[
-        EstimatesSeen,
-        typer.Option(help="What is seen of run times; predicted-before: learned from the jobs before the slice."),
-    ] = "predicted-before",
-    base: Annotated[str, typer.Option(help="Rule to begin with: las (with preemption), fcfs, lcfs, sjf, ...")] = "las",
-    seeds: Annotated[str, typer.Option(help="One training for each; the best one by the choosing part is used.")] = "1",
-    generations: Annotated[int, typer.Option(min=1)] = 80,
-    pairs: Annotated[int, typer.Option(min=1, help="Of networks to a generation.")] = 12,
-    hidden: Annotated[int, typer.Option(min=1, max=256)] = 12,
-    sigma: Annotated[float, typer.Option(min=1e-6, help="Standard deviation of the noise.")] = 0.2,
-    window_days: Annotated[float, typer.Option(min=0.01, help="Length of what a generation sees.")] = 8.0,
-    load: Annotated[str, typer.Option(help="FROM:TO, how many times as fast jobs are submitted.")] = "0.9:1.25",
-    cluster: Annotated[str, typer.Option(help="FROM:TO, how many times as many nodes there are.")] = "0.9:1.05",
+    estimates: SeenOption = "predicted-before",
+    base: Annotated[str, typer.Option(help=f"Rule to begin with: {', '.join(BASES)}; las: with preemption.")] = (
+        EsConfig.base
+    ),
+    seeds: Annotated[str, typer.Option(help="One training for each; the best one by the choosing part is used.")] = (
+        str(EsConfig.seed)
+    ),
+    generations: Annotated[int, typer.Option(min=1)] = EsConfig.generations,
+    pairs: Annotated[int, typer.Option(min=1, help="Of networks to a generation.")] = EsConfig.pairs,
+    hidden: Annotated[int, typer.Option(min=1, max=256)] = EsConfig.hidden,
+    sigma: Annotated[float, typer.Option(min=1e-6, help="Standard deviation of the noise.")] = EsConfig.sigma,
+    window_days: Annotated[
+        float, typer.Option(min=0.01, help="Length of what a generation sees.")
+    ] = EsConfig.window_days,
+    load: Annotated[str, typer.Option(help="FROM:TO, how many times as fast jobs are submitted.")] = _from_to(
+        EsConfig.load
+    ),
+    cluster: Annotated[str, typer.Option(help="FROM:TO, how many times as many nodes there are.")] = _from_to(
+        EsConfig.nodes
+    ),
     bound_s: Annotated[
         float,
         typer.Option(min=0, help="Who has waited so long goes first, or has nodes kept for it; inf: no."),
-    ] = 79_200.0,
+    ] = EsConfig.reserve_after_s,
 ) -> None:
     """Learn priorities by evolution strategies, with preemption (--base las) or without, beginning with a rule.
 
@@ -154,36 +161,59 @@ def train_es(
     from streamsched.learn import es
 
     say = Console(stderr=True).print
-    source = _source(scenario, trace, nodes, submitted_from, submitted_before)
-    course = _course(_seen(source, limit, estimates), source, limit is not None)
+    source = given_slice(scenario, trace, nodes, submitted_from, submitted_before, limit)
+    course = _course(_seen(source, estimates), source)
     make_folder(out)
+    numbers = _numbers(seeds)
+    pace = _Pace(len(numbers) * generations)
     found: dict[int, es.Found] = {}
-    for seed in _numbers(seeds):
+    for seed in numbers:
         try:
             config = EsConfig(
-                base, hidden, generations, pairs, seed, sigma, window_days=window_days,
-                load=_range("--load", load), nodes=_range("--cluster", cluster), reserve_after_s=bound_s,
+                base=base, hidden=hidden, generations=generations, pairs=pairs, seed=seed, sigma=sigma,
+                window_days=window_days, load=_range("--load", load), nodes=_range("--cluster", cluster),
+                reserve_after_s=bound_s,
             )  # fmt: skip
         except ValueError as error:
             raise UserError(str(error)) from None
 
         def shown(check: es.Check, seed: int = seed) -> None:
             mean_s, p99_s = check.waits[0]
+            done = len(found) * generations + check.generation
             told = f"seed {seed}, generation {check.generation}/{generations}: {check.cost:.3f} of the rule's cost"
-            say(f"{told}; on the choosing part mean {mean_s:,.0f} s, p99 {p99_s:,.0f} s", markup=False, soft_wrap=True)
+            told += f"; on the choosing part mean {mean_s:,.0f} s, p99 {p99_s:,.0f} s; {pace.left(done)}"
+            say(told, markup=False, soft_wrap=True)
 
         found[seed] = es.search(course, config, out / f"seed-{seed}.checkpoint", shown)
     _write_model(out, found, course, source, estimates, base)
 
 
-def _course(instance: Instance, source: _Source, cut: bool) -> Course:
+class _Pace:
+    """How long the rest takes, by what was done since it was first asked (a run may go on at a checkpoint)."""
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._clock = total, clock
+        self._first: tuple[int, float] | None = None
+
+    def left(self, done: int) -> str:
+        """In words, where `done` of the total are done."""
+        now = self._clock()
+        if self._first is None or done <= self._first[0]:
+            self._first = self._first or (done, now)
+            return "time left not known yet"
+        since, began = self._first
+        seconds = (now - began) / (done - since) * (self._total - done)
+        return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:,.0f} min left"
+
+
+def _course(instance: Instance, source: Slice) -> Course:
     """By the times that bound the slice where they are given, and the slice is not cut short."""
     from streamsched.learn.es import Course
 
-    submit = instance.jobs.submit_s
+    submit, cut_short = instance.jobs.submit_s, source.limit is not None
     first = submit[0] if source.submitted_from is None else source.submitted_from
-    last = submit[-1] if cut or source.submitted_before is None else source.submitted_before
-    course = Course(instance, float(first + (last - first) / 2), float(first + (last - first) * 3 / 4))
+    last = submit[-1] if cut_short or source.submitted_before is None else source.submitted_before
+    course = Course(instance, *_edges(first, last))
     if not 1 < course.trained < course.known - 1:
         raise UserError("too few jobs to learn from and to choose by: take a longer slice")
     return course
@@ -206,9 +236,7 @@ def _range(option: str, text: str) -> tuple[float, float]:
     return low, high
 
 
-def _write_model(
-    out: Path, found: dict[int, Found], course: Course, source: _Source, estimates: EstimatesSeen, base: str
-) -> None:
+def _write_model(out: Path, found: dict[int, Found], course: Course, source: Slice, estimates: Seen, base: str) -> None:
     from streamsched.learn import cards
     from streamsched.policy.features import FEATURES_VERSION, NAMES
 
@@ -217,18 +245,16 @@ def _write_model(
     for name, network in networks.items():
         write_bytes(out / f"{name}.bin", network.to_bytes())
     regime = "preemptive" if found[best].config.preemptive else "plain"
-    rule = base if base != "lcfs" else "fcfs"
     write_text(
         out / "model.toml",
-        f'kind = "network"\nfile = "network.bin"\nregime = "{regime}"\nbase = "{rule}"\n'
+        f'kind = "network"\nfile = "network.bin"\nregime = "{regime}"\nbase = "{base}"\n'
         f"features_version = {FEATURES_VERSION}\n" + _kept(found[best].config),
     )
-    where = source.name
     training = cards.Training(
         name=out.name,
         method="evolution strategies",
         command=_as_typed(),
-        slice=where,
+        slice=source.name,
         trained_on=_days(course.jobs.jobs.submit_s[0], course.choose_from_s),
         chosen_on=_days(course.choose_from_s, course.until_s),
         seeds=list(found),
@@ -290,23 +316,16 @@ def _group() -> None:
 # ── what is learned from ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _seen(source: _Source, limit: int | None, estimates: EstimatesSeen) -> Instance:
+def _seen(source: Slice, estimates: Seen) -> Instance:
     """All jobs of the slice that fit the nodes, with what is seen of their run times."""
-    from streamsched.sim.fast import Workload, fits_cluster
+    from streamsched.sim.fast import Workload
     from streamsched.sim.scored import Instance
 
-    found = _read(source.trace, source.submitted_from, source.submitted_before, limit)
-    nodes = [group.gpus for group in source.nodes for _ in range(group.count)]
-    able = fits_cluster(np.array([job.gpus for job in found.jobs], np.int64), nodes)
-    jobs = [job for job, fits in zip(found.jobs, able.tolist(), strict=True) if fits]
-    if not jobs:
-        raise UserError(f"{source.trace}: no job fits these nodes")
-    if len(jobs) < len(found.jobs):
-        typer.echo(
-            f"{source.trace}: {len(found.jobs) - len(jobs):,} jobs left out, too large for these nodes", err=True
-        )
-    if found.refusals.total:
-        typer.echo(f"{source.trace}: refused rows: {found.refusals.describe()}", err=True)
+    jobs, nodes = source.fitting(), source.node_gpus
+    if left_out := len(source.read().jobs) - len(jobs):
+        typer.echo(f"{source.trace}: {left_out:,} jobs left out, too large for these nodes", err=True)
+    if refused := source.refused():
+        typer.echo(refused, err=True)
     told = Workload.of(jobs)
     if estimates == "none":
         return Instance(told, nodes)
@@ -318,15 +337,11 @@ def _seen(source: _Source, limit: int | None, estimates: EstimatesSeen) -> Insta
     return Instance(told.with_estimates(run_s), nodes, spread=spread)
 
 
-def _predicted(source: _Source, jobs: list[TraceJob]) -> tuple[Floats, Floats]:
+def _predicted(source: Slice, jobs: list[TraceJob]) -> tuple[Floats, Floats]:
     """([job] median, s, [job] ln of the 95 % over the 5 % quantile) by what was learned before the slice."""
     from streamsched.sim.foresight import HISTORY_JOBS, as_finished, foreseen_before, median_and_spread
 
-    start = source.submitted_from
-    try:
-        before = [] if start is None else _read(source.trace, None, start, None).jobs
-    except UserError:  # there are none
-        before = []
+    before = source.before()
     if not before:
         raise UserError(f"{source.trace}: predicted-before learns from jobs before --from, and there are none")
 
@@ -335,22 +350,27 @@ def _predicted(source: _Source, jobs: list[TraceJob]) -> tuple[Floats, Floats]:
     return told.first, np.ascontiguousarray(told.told[told.kind, 1])
 
 
+def _edges(
+    first_s: float, last_s: float, train_share: float = TRAIN_SHARE, choose_share: float = CHOOSE_SHARE
+) -> tuple[float, float]:
+    """Where the part begins that chooses, and where it ends: what comes from then on is not looked at."""
+    span_s = last_s - first_s
+    return float(first_s + span_s * train_share), float(first_s + span_s * (train_share + choose_share))
+
+
 def _parts(instance: Instance, config: RlConfig) -> tuple[Instance, Window, float]:
     """(what is learned from, what is chosen by, submission of the first job that is not looked at), by time."""
     from streamsched.learn.windows import cut
     from streamsched.sim.fast import Rule
 
     submit = instance.jobs.submit_s
-    span = submit[-1] - submit[0]
-    middle, end = (
-        submit[0] + span * share for share in (config.train_share, config.train_share + config.validation_share)
-    )
+    middle, end = _edges(submit[0], submit[-1], config.train_share, config.validation_share)
     first, last = (int(np.searchsorted(submit, moment)) for moment in (middle, end))
     last = len(submit) if config.train_share + config.validation_share == 1 else last
     if first < 2 or last - first < 2:
         raise UserError("too few jobs to learn from and to choose by: take a longer slice, or other shares")
     rule = Rule.FCFS if config.base == "best" else Rule.named(config.base)
-    return instance.take(slice(first)), cut(instance, rule, first, last - first, config.warm_jobs), float(end)
+    return instance.take(slice(first)), cut(instance, rule, first, last - first, config.warm_jobs), end
 
 
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -371,8 +391,7 @@ def _line(progress: Progress) -> str:
     shown = "" if progress.cost is None else f", validation {_ratio(progress.cost, base)} of the base rule"
     return (
         f"update {progress.update}/{progress.updates}: {progress.decisions:,} decisions, entropy"
-        f" {progress.entropy:.2f}, KL {progress.kl:.4f}{shown}, best {_ratio(progress.best_cost, base)};"
-        f" {progress.left_s:.0f} s left"
+        f" {progress.entropy:.2f}, KL {progress.kl:.4f}{shown}, best {_ratio(progress.best_cost, base)}"
     )
 
 

@@ -13,6 +13,11 @@ from streamsched.sim.fast import SPARING, Preemption
 
 from .bases import FEATURE_OF
 
+TRAIN_SHARE: Final = 0.5
+"""Of a slice's time, its first part, which is learned from."""
+CHOOSE_SHARE: Final = 0.25
+"""The next part, by which the best is chosen; what is left stays unseen."""
+
 _STEP_OCTAVES: Final = 2.0
 _OCTAVES_IN_1: Final = float(np.log2(1.0 + FEATURES[INDEX["attained_gpu_s"]].high))
 

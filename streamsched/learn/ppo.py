@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -72,8 +71,6 @@ class Progress:
     entropy: float
     kl: float
     decisions: int
-    left_s: float
-    """Time that the rest will take, s."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +252,6 @@ class Trainer:
         path = None if folder is None else folder / "checkpoint.pt"
         if path is not None and path.exists():
             self.restore(path)
-        began, done_before = time.monotonic(), self.update
         if self.update == 0 and not self.history:
             self._imitate()
             self._validate()
@@ -268,12 +264,10 @@ class Trainer:
             if due and path is not None:
                 self.keep(path)
             if on_update is not None:
-                each = (time.monotonic() - began) / (self.update - done_before)
-                left = each * (self.config.updates - self.update)
                 on_update(
                     Progress(
                         *(self.update, self.config.updates, cost, self.best_cost, self.base_cost),
-                        *(loss, entropy, kl, len(done), left),
+                        *(loss, entropy, kl, len(done)),
                     )
                 )
         return Trained(self.best, self.base, self.base_cost, self.best_cost, self.best_update, tuple(self.history))

@@ -12,6 +12,8 @@ import msgspec
 
 from streamsched.errors import UserError
 
+from .es_config import CHOOSE_SHARE, TRAIN_SHARE
+
 BASES: Final = ("fcfs", "smallest", "sjf", "qssf")
 """Of `bases.FEATURE_OF`, without preemption; of equals in training the first is taken."""
 
@@ -53,8 +55,8 @@ class RlConfig:
     imitation_rate: float = _of(3e-3, "Learning rate of these.")
     validate_every: int = _of(5, "Updates from one validation, and checkpoint, to the next.")
     threads: int = _of(2, "Of torch and of the episodes.")
-    train_share: float = _of(0.5, "First part of the slice, which is learned from.")
-    validation_share: float = _of(0.25, "Next part, by which the best is chosen; what is left stays unseen.")
+    train_share: float = _of(TRAIN_SHARE, "First part of the slice, which is learned from.")
+    validation_share: float = _of(CHOOSE_SHARE, "Next part, by which the best is chosen; what is left stays unseen.")
 
     def __post_init__(self) -> None:
         positive = ("width", "window_jobs", "windows", "episodes", "epochs", "minibatch", "validate_every", "threads",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from streamsched.commands import train
 from streamsched.errors import UserError
 from streamsched.learn import cards
+from streamsched.learn.es_config import EsConfig
 from streamsched.learn.rl_config import RlConfig, read_config
 from streamsched.learn.windows import drawn_instance
 from streamsched.policy.network import load
@@ -119,3 +121,32 @@ def test_what_makes_no_sense_is_said(trace: Path, tmp_path: Path, options: list[
     out = tmp_path / "model"
     assert expected in failing("es", "--trace", trace, "--nodes", "4x8", "--out", out, "--estimates", "none", *options)
     assert not (out / "network.bin").exists()
+
+
+def test_a_rule_of_any_base_is_named_and_the_time_left_is_told(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    told = ["es", "--trace", str(trace), "--nodes", "4x8", "--out", str(out), "--estimates", "none", "--base", "lcfs"]
+    told += ["--generations", "11", "--pairs", "1", "--hidden", "1", "--window-days", "0.2"]
+    result = CliRunner().invoke(train.train_app, told, catch_exceptions=False)
+    assert tomllib.loads((out / "model.toml").read_text())["base"] == "lcfs"
+    lines = [line for line in result.stderr.splitlines() if line.startswith("seed 1, generation")]
+    assert [line.rsplit("; ", 1)[1].lstrip("0123456789") for line in lines] == [
+        "time left not known yet", " s left", " s left",
+    ]  # fmt: skip
+
+
+def test_defaults_are_those_of_the_configuration(trace: Path, tmp_path: Path) -> None:
+    told = ["es", "--trace", str(trace), "--nodes", "4x8", "--out", str(tmp_path / "model"), "--estimates", "none"]
+    CliRunner().invoke(train.train_app, [*told, "--generations", "1", "--pairs", "1"], catch_exceptions=False)
+    written = json.loads((tmp_path / "model" / "training.json").read_text())["searches"][str(EsConfig.seed)]["config"]
+    expected = json.loads(json.dumps(asdict(EsConfig(generations=1, pairs=1))))
+    assert written == expected
+
+
+def test_the_time_left_follows_what_was_done_since_the_first_line() -> None:
+    moments = iter([100.0, 110.0, 130.0, 3_100.0])
+    pace = train._Pace(50, lambda: next(moments))
+    assert pace.left(20) == "time left not known yet"
+    assert pace.left(25) == "50 s left"
+    assert pace.left(30) == "60 s left"
+    assert pace.left(40) == "25 min left"
