@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.executor import Executors
-from loadgen.fleet import DURATION_LABEL, FleetOptions, SimulatedFleet, parse_nodes
+from loadgen.fleet import DURATION_LABEL, FleetOptions, SimulatedFleet
 from loadgen.kafka import Outgoing, Publisher
 from streamsched.bus import codec
 from streamsched.bus import messages as m
@@ -32,6 +32,7 @@ from streamsched.bus.admin import apply_topics
 from streamsched.bus.topics import TopicNames
 from streamsched.errors import UserError
 from streamsched.service.stacks import Stack, start_stack
+from streamsched.sim.nodes import parse_nodes
 from streamsched.store.client import connect
 
 JOBS = 20_000

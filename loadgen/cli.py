@@ -18,10 +18,11 @@ from rich.markup import escape
 from streamsched.bus.connection import KafkaConnection
 from streamsched.bus.topics import TopicNames
 from streamsched.errors import EXIT_INTERRUPTED, CheckFailed, UserError
+from streamsched.sim.nodes import NodeGroup, parse_nodes
 
 from . import describe, machines
 from .executor import AgentIntervals, Executors
-from .fleet import FleetOptions, NodeGroup, SimulatedFleet, parse_nodes
+from .fleet import FleetOptions, SimulatedFleet
 from .generate import WorkloadOptions
 from .generate import generate as generate_jobs
 from .jobs import parse_moment
@@ -56,7 +57,7 @@ Before = Annotated[str | None, typer.Option("--before", help="Jobs submitted bef
 Limit = Annotated[int | None, typer.Option(min=1, help="The first N jobs of these.")]
 Nodes = Annotated[
     list[str] | None,
-    typer.Option(help="[POOL=]COUNTxGPUS:TYPE[,...] such as 80x8:P100; repeat for further pools."),
+    typer.Option(help="[POOL=]COUNTxGPUS[:TYPE][,...] such as 80x8:P100; repeat for further pools."),
 ]
 Pool = Annotated[
     str | None, typer.Option(help="Pool of the jobs and of --nodes without one; 'default' when none is named.")

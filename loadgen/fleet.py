@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 import heapq
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,21 +26,12 @@ from typing import Any, Final
 from streamsched.bus import messages as m
 from streamsched.core.instructions import Place, Preempt, Revoke
 from streamsched.core.model import WHOLE_GPU, Allocation
-from streamsched.errors import UserError
+from streamsched.sim.nodes import NodeGroup
 
 DURATION_LABEL: Final = "loadgen.duration_s"
 _ENDED_KEPT: Final = 200_000
 _DETAILS_KEPT: Final = 20
 _MEMORY_MIB: Final = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGroup:
-    """`count` equal nodes."""
-
-    count: int
-    gpus: int
-    gpu_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +97,6 @@ class FleetCounts:
     """Preempt or revoke of a run that this fleet never had."""
     violations: Counter[str] = field(default_factory=Counter)
     details: list[str] = field(default_factory=list)
-
-
-def parse_nodes(spec: str) -> tuple[NodeGroup, ...]:
-    """`80x8:P100,16x4:T4`: 80 nodes of 8 P100 each and 16 of 4 T4."""
-    groups = []
-    for part in spec.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})x(\d{1,4}):([A-Za-z0-9][A-Za-z0-9._-]*)\s*", part)
-        if not match or int(match[1]) < 1 or not 1 <= int(match[2]) <= 1024:
-            raise UserError(f"nodes {spec!r}: expected COUNTxGPUS:TYPE[,COUNTxGPUS:TYPE...], such as 80x8:P100")
-        groups.append(NodeGroup(int(match[1]), int(match[2]), match[3]))
-    return tuple(groups)
 
 
 def nodes_of(pool: str, groups: Iterable[NodeGroup]) -> tuple[FleetNode, ...]:

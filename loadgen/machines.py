@@ -15,21 +15,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import asdict
+
 from streamsched.errors import UserError
+from streamsched.sim.nodes import ANY, GPUS_MAX, NodeGroup, as_text, check_size
 
 from .formats.base import OddRow, number, split
 from .jobs import Tally
 from .text import numbered, text_of
-
-ANY: Final = "any"
-"""The type where none is told; both `simulate --nodes` and `loadgen replay --nodes` take it."""
-_GPUS_MAX: Final = 1024
-_MACHINES_MAX: Final = 999_999
-"""More of one group, and `--nodes` would not take them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +41,11 @@ class _Layout:
     memory: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MachineGroup:
-    """`count` machines of `gpus` GPUs each."""
-
-    count: int
-    gpus: int
-    gpu_type: str
-
-
 @dataclass(slots=True)
 class Machines:
     path: str
     format: str
-    groups: tuple[MachineGroup, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
     """By type and GPUs."""
     without_gpus: int = 0
     refusals: Tally = field(default_factory=Tally)
@@ -66,7 +54,7 @@ class Machines:
 
     @property
     def nodes(self) -> str:
-        return ",".join(f"{group.count}x{group.gpus}:{group.gpu_type}" for group in self.groups)
+        return as_text(self.groups)
 
     def left_out(self) -> list[str]:
         """Sentences for people on what `nodes` does not tell."""
@@ -124,7 +112,7 @@ def read(path: Path, memory_as_type: bool = False) -> Machines:
             if fit != told:
                 found.renamed[told] = fit
             counts[fit, gpus] += 1
-    found.groups = tuple(MachineGroup(count, gpus, kind) for (kind, gpus), count in sorted(counts.items()))
+    found.groups = tuple(NodeGroup(count, gpus, kind) for (kind, gpus), count in sorted(counts.items()))
     _check(found)
     return found
 
@@ -178,7 +166,7 @@ def _row(cells: list[str], layout: _Layout, type_at: int | None) -> tuple[str, i
     if not machine:
         raise OddRow("no-name")
     gpus = number(text, "bad-gpus" if text else "no-gpus")
-    if not 0 <= gpus <= _GPUS_MAX or gpus != int(gpus):
+    if not 0 <= gpus <= GPUS_MAX or gpus != int(gpus):
         raise OddRow("bad-gpus")
     told = ANY if type_at is None else cells[type_at]
     if gpus and not told:
@@ -205,5 +193,4 @@ def _check(found: Machines) -> None:
             f"{found.path}: no machine with GPUs; without: {found.without_gpus:,}; "
             f"refused rows: {found.refusals.describe()}"
         )
-    if sum(group.count for group in found.groups) > _MACHINES_MAX:
-        raise UserError(f"{found.path}: over {_MACHINES_MAX:,} machines with GPUs: more than can be simulated")
+    check_size(found.groups, found.path)

@@ -27,9 +27,10 @@ from streamsched.bus import messages as m
 from streamsched.bus.connection import KafkaConnection
 from streamsched.bus.topics import TopicNames
 from streamsched.errors import UserError
+from streamsched.sim.nodes import NodeGroup
 
 from .executor import AgentIntervals, Executors
-from .fleet import DURATION_LABEL, FleetOptions, NodeGroup, SimulatedFleet
+from .fleet import DURATION_LABEL, FleetOptions, SimulatedFleet
 from .history import Audit, History, audit
 from .jobs import GPUS_PER_NODE, Gang, TraceJob, gang_of
 from .kafka import Outgoing, Publisher

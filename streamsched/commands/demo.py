@@ -58,10 +58,11 @@ def demo(
 
 
 def _replay(settings: Settings, trace: Path, jobs: int, speed: float | None, seed: int, report: Path | None) -> None:
-    from loadgen.fleet import FleetOptions, NodeGroup
+    from loadgen.fleet import FleetOptions
     from loadgen.replay import ReplayOptions, make_plan, run_replay
     from loadgen.report import table
     from loadgen.trace import Window
+    from streamsched.sim.nodes import NodeGroup
 
     window = Window(submitted_from=_SLICE_FROM.timestamp() if _PHILLY in str(trace) else None, limit=jobs)
     options = ReplayOptions(

@@ -26,6 +26,7 @@ from streamsched.policy import RULES, by_name
 from streamsched.policy.formulas import FORMULAS, SEE_RUN_TIMES
 from streamsched.policy.rules import UNKNOWN_RUN_S
 from streamsched.sim.fast import COSTS, Preemption
+from streamsched.sim.nodes import ANY
 from streamsched.sim.workload import Estimates
 
 if TYPE_CHECKING:
@@ -369,7 +370,7 @@ def _by_fast(plan: Plan, columns: _Columns) -> Schedule:
 
 def _types_matter(plan: Plan) -> bool:
     """Where no type of the nodes is told, jobs may run anywhere."""
-    return any(group.gpu_type != "any" for group in plan.source.nodes)
+    return any(group.gpu_type != ANY for group in plan.source.nodes)
 
 
 def _by_index(plan: Plan, workload: Workload, nodes: list[int]) -> Outcome:

@@ -17,7 +17,7 @@ from streamsched.errors import UserError
 if TYPE_CHECKING:
     from loadgen.jobs import TraceJob
     from loadgen.trace import Trace
-    from streamsched.sim.scenario import NodeGroup
+    from streamsched.sim.nodes import NodeGroup
 
 ScenarioFile = Annotated[Path | None, typer.Option("--scenario", help="TOML file with a trace, its slice and nodes.")]
 TraceFile = Annotated[Path | None, typer.Option("--trace", help="A trace file, with --nodes.")]
@@ -47,7 +47,7 @@ class Slice:
     @property
     def cluster(self) -> str:
         """In words."""
-        return ", ".join(f"{group.count} x {group.gpus} {group.gpu_type}" for group in self.nodes)
+        return ", ".join(map(str, self.nodes))
 
     def read(self) -> Trace:
         """Raises UserError where there is no job."""
@@ -96,7 +96,8 @@ def given_slice(
 ) -> Slice:
     """By the options, which go before what the scenario says. Raises UserError for what is missing or is none."""
     from loadgen.jobs import parse_moment
-    from streamsched.sim.scenario import parse_nodes, read_scenario
+    from streamsched.sim.nodes import parse_nodes
+    from streamsched.sim.scenario import read_scenario
 
     start, end = (parse_moment(text) if text else None for text in (submitted_from, submitted_before))
     if scenario is not None:
@@ -115,11 +116,11 @@ def given_slice(
 def _listed(path: Path | None) -> tuple[NodeGroup, ...]:
     """Like nodes together, in the order of the file. Their CPUs and memory are not simulated."""
     from loadgen.formats.openb_csv import read_machines
-    from streamsched.sim.scenario import NodeGroup
+    from streamsched.sim.nodes import NodeGroup
 
     assert path is not None
     machines, refused = read_machines(path)
     counts = Counter((machine.gpus, machine.gpu_type) for machine in machines)
     if refused.total:
         Console(stderr=True).print(f"{path}: nodes left out: {refused.describe()}", markup=False, soft_wrap=True)
-    return tuple(NodeGroup(count=count, gpus=gpus, gpu_type=name) for (gpus, name), count in counts.items())
+    return tuple(NodeGroup(count, gpus, name) for (gpus, name), count in counts.items())

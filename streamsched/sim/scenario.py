@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import tomllib
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -14,14 +13,7 @@ from msgspec import Struct
 
 from streamsched.errors import UserError
 
-_GROUP = re.compile(r"(?P<count>[0-9]{1,9})x(?P<gpus>[0-9]{1,9})(?::(?P<type>[A-Za-z0-9._-]+))?")
-_NODES_MAX = 1_000_000
-
-
-class NodeGroup(Struct, frozen=True, kw_only=True):
-    count: int
-    gpus: int
-    gpu_type: str = "any"
+from .nodes import ANY, NodeGroup, check_size
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
@@ -33,18 +25,6 @@ class Scenario(Struct, frozen=True, kw_only=True):
     submitted_from: float | None = None
     submitted_before: float | None = None
     """Epoch seconds, as the trace's own clock read."""
-
-
-def parse_nodes(text: str) -> tuple[NodeGroup, ...]:
-    """`80x8:P100[,16x4:T4]`: nodes x GPUs of each, and their type."""
-    groups = []
-    for part in text.split(","):
-        match = _GROUP.fullmatch(part.strip())
-        if match is None or not int(match["count"]) or not int(match["gpus"]):
-            raise UserError(f"--nodes {text}: {part.strip()!r} is not COUNTxGPUS[:TYPE], such as 80x8:P100")
-        groups.append(NodeGroup(count=int(match["count"]), gpus=int(match["gpus"]), gpu_type=match["type"] or "any"))
-    _check_count(groups, f"--nodes {text}")
-    return tuple(groups)
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -100,18 +80,13 @@ def _groups(path: Path, told: Any) -> tuple[NodeGroup, ...]:
             case {"count": bool()} | {"gpus": bool()}:
                 raise UserError(f"{path}: `nodes`: `count` and `gpus` have to be numbers")
             case {"count": int(count), "gpus": int(gpus), **more} if count > 0 and gpus > 0:
-                groups.append(NodeGroup(count=count, gpus=gpus, gpu_type=str(more.get("gpu_type", "any"))))
+                groups.append(NodeGroup(count=count, gpus=gpus, gpu_type=str(more.get("gpu_type", ANY))))
             case _:
                 raise UserError(f"{path}: `nodes` has to be a list of {{ count = N, gpus = N, gpu_type = NAME }}")
     if not groups:
         raise UserError(f"{path}: `nodes` is empty")
-    _check_count(groups, str(path))
+    check_size(groups, str(path))
     return tuple(groups)
-
-
-def _check_count(groups: list[NodeGroup], where: str) -> None:
-    if sum(group.count for group in groups) > _NODES_MAX or any(group.gpus > 1024 for group in groups):
-        raise UserError(f"{where}: at most {_NODES_MAX:,} nodes of at most 1,024 GPUs")
 
 
 def _moment(path: Path, told: dict[str, Any], key: str) -> float | None:

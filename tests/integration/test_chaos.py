@@ -33,10 +33,11 @@ from chaos import (
 from rich.console import Console
 from service_fixture import Service, installed, pools_apart
 
-from loadgen.fleet import FleetOptions, parse_nodes
+from loadgen.fleet import FleetOptions
 from loadgen.replay import ReplayOptions, ReplayResult, run_replay
 from streamsched.service.history import compare_with_redis
 from streamsched.service.stacks import Stack
+from streamsched.sim.nodes import parse_nodes
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 

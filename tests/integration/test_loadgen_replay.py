@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadgen.fleet import FleetOptions, parse_nodes
+from loadgen.fleet import FleetOptions
 from loadgen.kafka import Outgoing, Publisher, Reader
 from loadgen.replay import ReplayOptions, ReplayResult, run_replay
 from loadgen.trace import Window
@@ -29,6 +29,7 @@ from streamsched.core.instructions import Place, Why
 from streamsched.core.model import Allocation
 from streamsched.errors import UserError
 from streamsched.service.stacks import Stack
+from streamsched.sim.nodes import parse_nodes
 
 pytestmark = pytest.mark.integration
 

@@ -19,10 +19,11 @@ import pytest
 from rich.console import Console
 from service_fixture import Service, installed, pools_apart
 
-from loadgen.fleet import FleetOptions, parse_nodes
+from loadgen.fleet import FleetOptions
 from loadgen.replay import ReplayOptions, ReplayResult, run_replay
 from streamsched.bus import messages as m
 from streamsched.service.stacks import Stack
+from streamsched.sim.nodes import parse_nodes
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.fleet import DURATION_LABEL, FleetOptions, SimulatedFleet, parse_nodes
+from loadgen.fleet import DURATION_LABEL, FleetOptions, SimulatedFleet
 from loadgen.formats import neutral_csv
 from loadgen.generate import PROFILES, WorkloadOptions, generate
 from loadgen.history import History, Stamped, audit
@@ -23,6 +23,7 @@ from streamsched.bus import messages as m
 from streamsched.core.instructions import Place, Preempt, Revoke, Why
 from streamsched.core.model import Allocation
 from streamsched.errors import UserError
+from streamsched.sim.nodes import parse_nodes
 
 HEADERS = (
     "timestamp,duration,num_gpus,gpu_time,cluster",

@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from loadgen.fleet import FleetOptions, NodeGroup, SimulatedFleet, _Run, _Stage
+from loadgen.fleet import FleetOptions, SimulatedFleet, _Run, _Stage
 from streamsched.bus import codec
 from streamsched.bus import messages as m
 from streamsched.core.instructions import Place
+from streamsched.sim.nodes import NodeGroup
 
 if TYPE_CHECKING:
     from .world import World

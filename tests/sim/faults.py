@@ -28,7 +28,7 @@ from random import Random
 from typing import Any, Literal
 from unittest import mock
 
-from loadgen.fleet import FleetOptions, NodeGroup
+from loadgen.fleet import FleetOptions
 from streamsched.bus import codec, journal
 from streamsched.bus import messages as m
 from streamsched.bus.topics import TopicNames, partition_of
@@ -38,6 +38,7 @@ from streamsched.core.model import TERMINAL, JobState
 from streamsched.core.tenants import TenantPolicy
 from streamsched.policy import RULES
 from streamsched.service.settings import Settings
+from streamsched.sim.nodes import NodeGroup
 
 from . import workload
 from .checks import PoolChecks, audited, inputs_accounted_for

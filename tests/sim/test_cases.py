@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from loadgen.fleet import NodeGroup
 from streamsched.bus import codec
 from streamsched.bus import messages as m
 from streamsched.core import events as ev
@@ -18,6 +17,7 @@ from streamsched.core.instructions import Place
 from streamsched.core.model import JobState
 from streamsched.core.window import rank
 from streamsched.policy import by_name
+from streamsched.sim.nodes import NodeGroup
 
 from . import workload
 from .faults import Plan, Result, Simulation, run_plan

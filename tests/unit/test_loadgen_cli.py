@@ -52,7 +52,7 @@ def test_inspect_tells_refused_rows_by_kind_and_line(tmp_path: Path) -> None:
         (["generate", "--jobs", "5", "--out", "/absent/a.csv"], "loadgen: /absent/a.csv: no such file or directory"),
         (["generate", "--jobs", "5", "--profile", "mars", "--out", "-"], "loadgen: unknown profile 'mars'"),
         (["executors"], "loadgen: no nodes: give --nodes 80x8:P100"),
-        (["executors", "--nodes", "many"], "loadgen: nodes 'many': expected COUNTxGPUS:TYPE"),
+        (["executors", "--nodes", "many"], "loadgen: --nodes many: 'many' is not COUNTxGPUS[:TYPE]"),
         (["replay", "absent.csv"], "loadgen: no nodes for the simulated executors"),
         (["replay", "a", "--report", "absent/r.json"], "loadgen: report absent/r.json: there is no folder absent"),
         (["replay", "a", "--no-executors", "--speed", "0"], "loadgen: speed 0: must be more than 0"),

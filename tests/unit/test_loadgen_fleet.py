@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.fleet import DURATION_LABEL, FleetOptions, NodeGroup, SimulatedFleet, nodes_of, parse_nodes
+from loadgen.fleet import DURATION_LABEL, FleetOptions, SimulatedFleet, nodes_of
 from streamsched.bus import codec
 from streamsched.bus import messages as m
 from streamsched.core.instructions import Decision, Place, Preempt, Revoke, Why
 from streamsched.core.model import Allocation
 from streamsched.errors import UserError
+from streamsched.sim.nodes import NodeGroup, parse_nodes
 
 NODE = "p-p100-0000"
 OTHER = "p-p100-0001"
@@ -202,8 +203,9 @@ def test_other_pools_and_odd_labels() -> None:
 
 def test_node_specifications() -> None:
     assert parse_nodes("80x8:P100, 16x4:T4") == (NodeGroup(80, 8, "P100"), NodeGroup(16, 4, "T4"))
+    assert parse_nodes("2x8") == (NodeGroup(2, 8, "any"),)
     nodes = nodes_of("p", parse_nodes("1x8:A100,1x8:a100"))
     assert len({node.node_id for node in nodes}) == 2
-    for spec in ("", "8:P100", "0x8:P100", "8x0:P100", "8x8", "8x8:P 100", "8x8:P100,", "-1x8:P100"):
-        with pytest.raises(UserError, match="expected COUNTxGPUS:TYPE"):
+    for spec in ("", "8:P100", "0x8:P100", "8x0:P100", "8x8:", "8x8:P 100", "8x8:-a", "8x8:P100,", "-1x8:P100"):
+        with pytest.raises(UserError, match=r"is not COUNTxGPUS\[:TYPE\]"):
             parse_nodes(spec)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import loadgen.cli as cli
-from loadgen import fleet, machines
-from loadgen.machines import MachineGroup, read
+from loadgen.machines import read
 from streamsched.errors import UserError
-from streamsched.sim.scenario import parse_nodes
+from streamsched.sim import nodes
+from streamsched.sim.nodes import parse_nodes
 
 PHILLY = "machineId, number of GPUs, single GPU mem\nm0,2, 12GB\nm1,2, 12GB\nm96,8, 24GB\n"
 REVISED = ",machineId,number of GPUs\n0,m0,8\n1,m1,0\n2,m2,4\n"
@@ -44,10 +44,9 @@ def test_lists_become_nodes(tmp_path: Path, content: str, nodes: str, without: i
 
 
 @pytest.mark.parametrize(("content", "nodes", "without"), LISTS.values(), ids=LISTS)
-def test_both_parsers_of_nodes_read_what_is_written(tmp_path: Path, content: str, nodes: str, without: int) -> None:
+def test_nodes_are_read_as_they_are_written(tmp_path: Path, content: str, nodes: str, without: int) -> None:
     found = read(write(tmp_path, content))
-    for groups in (parse_nodes(found.nodes), fleet.parse_nodes(found.nodes)):
-        assert tuple(MachineGroup(g.count, g.gpus, g.gpu_type) for g in groups) == found.groups
+    assert parse_nodes(found.nodes) == found.groups
 
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8")), st.integers(1, 1024)), min_size=1, max_size=20))
@@ -61,8 +60,7 @@ def test_whatever_the_types_are_called_nodes_can_be_read(
     path = tmp_path_factory.mktemp("machines") / "m.csv"
     path.write_text(PAI_HEADER + "".join(rows), encoding="utf-8", newline="")
     found = read(path)
-    for groups in (parse_nodes(found.nodes), fleet.parse_nodes(found.nodes)):
-        assert tuple(MachineGroup(g.count, g.gpus, g.gpu_type) for g in groups) == found.groups
+    assert parse_nodes(found.nodes) == found.groups
     assert sum(group.count for group in found.groups) == len(told)
 
 
@@ -137,9 +135,9 @@ def test_unusable_lists_are_one_clear_line(tmp_path: Path, content: str, said: s
 
 
 def test_more_machines_than_nodes_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "_MACHINES_MAX", 2)
+    monkeypatch.setattr(nodes, "NODES_MAX", 2)
     assert read(write(tmp_path, REVISED)).groups
-    with pytest.raises(UserError, match="over 2 machines with GPUs: more than can be simulated"):
+    with pytest.raises(UserError, match="at most 2 nodes of at most 1,024 GPUs"):
         read(write(tmp_path, PHILLY))
 
 

@@ -22,7 +22,8 @@ from streamsched.commands.output import write_text
 from streamsched.errors import UserError
 from streamsched.sim.bootstrap import Bootstrap, Interval
 from streamsched.sim.metrics import Lines, Schedule, summary
-from streamsched.sim.scenario import parse_nodes, read_scenario
+from streamsched.sim.nodes import parse_nodes
+from streamsched.sim.scenario import read_scenario
 from streamsched.sim.workload import Estimates
 
 TRACE = """job_id,submit_s,duration_s,gpus,tenant
