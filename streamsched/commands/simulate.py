@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from streamsched.commands.apart import map_apart
-from streamsched.commands.output import make_folder, print_table, write_text
+from streamsched.commands.output import make_folder, print_table, write_bytes, write_text
 from streamsched.commands.slices import Before, From, Limit, Nodes, ScenarioFile, Slice, TraceFile, given_slice
 from streamsched.core.model import WHOLE_GPU
 from streamsched.errors import UserError
@@ -136,9 +136,9 @@ def simulate(
 
     Equal input and seed give equal files, but for `wall_s`. A rule that sees true run times is called an oracle.
     """
-    from streamsched.sim.jobs_file import jobs_writer
+    from streamsched.sim.jobs_file import jobs_encoder
 
-    write_jobs = jobs_writer(jobs_format)
+    encoded = jobs_encoder(jobs_format)
     given = given_slice(scenario, trace, nodes, submitted_from, submitted_before, limit)
     plan = _plan(
         *(given, policy, backfill, placement, preempt),
@@ -158,7 +158,7 @@ def simulate(
     }
     if seeds > 1:
         told["by_seed"] = summaries
-    write_jobs(out / f"jobs.{jobs_format}", found[0].schedule)
+    write_bytes(out / f"jobs.{jobs_format}", encoded(found[0].schedule))
     _write_report(out / "report.html", plan, {plan.label: found[0]})
     write_text(out / "summary.json", json.dumps(told, indent=2, allow_nan=False) + "\n")
     _table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import re
 import struct
@@ -234,11 +235,32 @@ def test_parquet_holds_what_csv_holds(trace: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "one" / "jobs.csv").exists()
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_file_of_jobs_is_whole_or_the_one_before(
+    kind: str, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full in the middle of writing."""
+    out, path_write = tmp_path / "out", Path.write_bytes
+    args = ("simulate", "--trace", trace, "--nodes", "1x8", "--jobs-format", kind, "--out", out)
+    run(*args)
+    before = (out / f"jobs.{kind}").read_bytes()
+
+    def full(path: Path, data: bytes) -> int:
+        path_write(path, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    told = CliRunner().invoke(cli.app, [str(word) for word in (*args, "--policy", "smallest")])
+    assert str(told.exception) == f"{out}/jobs.{kind}: no space left on device"
+    assert (out / f"jobs.{kind}").read_bytes() == before
+    assert sorted(path.name for path in out.iterdir()) == [f"jobs.{kind}", "report.html", "summary.json"]
+
+
 def test_without_polars_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise ModuleNotFoundError(name=name)
 
     monkeypatch.setattr(jobs_file.importlib, "import_module", absent)
     with pytest.raises(UserError, match=r"streamsched\[trace\]"):
-        jobs_file.jobs_writer("parquet")
-    assert jobs_file.jobs_writer("csv") is jobs_file.write_csv
+        jobs_file.jobs_encoder("parquet")
+    assert jobs_file.jobs_encoder("csv") is jobs_file.as_csv
