@@ -593,16 +593,28 @@ class ClusterState:
     # ── reservations and tenants ─────────────────────────────────────────────────────────────────────────────────────
 
     def _keep_reservations(self) -> None:
-        """Choose anew where reserved nodes went away or became too small; give up what the tenant's quota forbids.
+        """Give up what the tenant's quota forbids; choose anew for all others, the first to arrive first.
 
-        A job for which runs were to make room does not choose anew: it is an ordinary waiting job again.
+        Nodes that came free since have more room than those that still drain. What a job can be sure of only grows: the
+        nodes that it has stay as free as they are. A job for which runs were to make room does not choose anew: it is
+        an ordinary waiting job again where that room has gone.
         """
         for job in reversed(self._reserving_jobs()):
             if not self._may_reserve(job) or (job.awaits and self._waits_in_vain(job)):
                 self._drop_reservation(job)
-        for job in self._reserving_jobs():
-            if not job.awaits and not self._can_drain(job):
-                self._reserve_for(self._drop_reservation(job))
+        draining = [job for job in self._reserving_jobs() if not job.awaits]
+        theirs = {job.spec.job_id for job in draining}
+        taken = {node_id: owner for node_id, owner in self.index.reserved.items() if owner not in theirs}
+        moved: list[tuple[Job, tuple[str, ...]]] = []
+        for job in draining:
+            nodes = choose_nodes(job, self.inventory, taken)
+            taken |= dict.fromkeys(nodes, job.spec.job_id)
+            if nodes != job.reservation:
+                moved.append((job, nodes))
+        # All give up first: one may get what another had.
+        for job, nodes in [(self._drop_reservation(job), nodes) for job, nodes in moved]:
+            if nodes:
+                self._put_reservation(job, nodes)
 
     def _drop_reservation(self, job: Job) -> Job:
         return self._put_job(replace(job, reservation=(), awaits=(), reason=""))
@@ -660,8 +672,11 @@ class ClusterState:
         if not self.inventory.holds_without(job.spec, self.index.reserved):
             return False
         nodes = choose_nodes(job, self.inventory, self.index.reserved)
-        self._put_job(replace(job, reservation=nodes, reason="waited too long: nodes are kept free for it"))
+        self._put_reservation(job, nodes)
         return bool(nodes)
+
+    def _put_reservation(self, job: Job, nodes: tuple[str, ...]) -> None:
+        self._put_job(replace(job, reservation=nodes, reason="waited too long: nodes are kept free for it"))
 
     def _reserving_jobs(self) -> list[Job]:
         return sorted((self.jobs[job_id] for job_id in self.index.reserving), key=BY_ARRIVAL)

@@ -1,8 +1,9 @@
 """Reservations: a job that has waited too long gets nodes that nobody else may use until it has started.
 
 Run times are not known here, so there is no shadow time to backfill against (EASY: Lifka, JSSPP 1995): the reserved
-nodes are left to drain. They are those with the most room already, and once chosen they stay chosen while they can be
-used, so that the wait ends at the latest when the runs that are on them have ended.
+nodes are left to drain. They are those with the most room already, chosen anew at each window: one that comes free
+elsewhere is taken at once. What is kept stays as free as it is, so the wait ends at the latest when the runs on the
+nodes that are kept have ended.
 """
 
 from __future__ import annotations

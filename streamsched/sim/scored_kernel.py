@@ -667,8 +667,22 @@ def _start_kept(world: World, now: float) -> None:
 
 
 @_inlined
+def _choose_anew(world: World) -> None:
+    """All kept nodes are given back, and chosen for the same jobs among all there are: those with most room now."""
+    kept, count = world.kept, world.kept.length[0]
+    for node in range(kept.job.shape[0]):
+        if kept.job[node] >= 0:
+            kept.job[node] = -1
+            _change(world.nodes, node, kept.free[node])
+    kept.length[0] = 0
+    for place in range(count):
+        _keep(world, kept.jobs[place])
+
+
+@_inlined
 def _keep_for_overdue(world: World, now: float) -> None:
     """Keep nodes for jobs that have waited too long, the first to arrive first."""
+    _choose_anew(world)
     place, hopeless = 0, np.int64(2**62)
     while place < world.asked[0] and world.kept.length[0] < world.kept.most:
         job = world.queue[place]

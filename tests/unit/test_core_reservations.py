@@ -87,6 +87,42 @@ def test_backfill_does_not_use_reserved_nodes_and_says_so(make_pool):
     assert pool.state.reserved == {}
 
 
+def test_a_node_that_comes_free_takes_the_place_of_one_that_drains(make_pool):
+    """The run on n0 goes on for ever; that on n1 ends."""
+    pool = full(make_pool)
+    pool.window()
+    assert pool.job("big").reservation == ("n0",)
+    pool.complete("r1")
+    assert placed(pool.solve()) == {"big": {"n1": 8}}
+    assert pool.state.reserved == {}
+
+
+def test_a_node_with_no_more_room_takes_nobodys_place(make_pool):
+    pool = full(make_pool)
+    pool.window()
+    pool.arrive("small", 3)
+    assert placed(pool.solve()) == {"small": {"n1": 3}}
+    pool.running("small")
+    pool.complete("r1")  # n1 has 5 free, n0 has 3
+    pool.window()
+    assert pool.job("big").reservation == ("n1",)
+    pool.complete("small")  # started by then
+    assert placed(pool.solve()) == {"big": {"n1": 8}}
+
+
+def test_the_oldest_has_the_first_choice_also_of_what_is_kept_for_others(make_pool):
+    pool = full(make_pool, nodes=3)
+    pool.arrive("later", 8)
+    pool.later(100)
+    pool.window()
+    assert pool.state.reserved == {"n0": "big", "n1": "later"}
+    pool.complete("r1")
+    assert placed(pool.window()) == {"big": {"n1": 8}}
+    pool.running("big")
+    pool.window()
+    assert set(pool.state.reserved.values()) == {"later"}
+
+
 def test_an_older_answer_does_not_place_on_a_node_reserved_since(make_pool):
     pool = full(make_pool)
     assignment = Assignment(job_id="small", attempt=0, workers=(("n0", 3),))
