@@ -18,12 +18,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from msgspec.structs import replace
-from rich.console import Console
 from rich.table import Table
 
 from streamsched.core.problem import Candidate, NodeClass, Problem, Solution
 from streamsched.placement import SolveLimits, check, solve
 from streamsched.service.solver import SolverProcess
+
+from . import _cases
 
 LIMITS = SolveLimits(time_s=1.0, gap=0.0)
 GRACE_S = 0.5
@@ -97,7 +98,7 @@ def run(quick: bool) -> None:
     ):
         measured, killed = asyncio.run(_measure(function, 3 if quick else SEEDS))
         table.add_row(name, *_row(measured, killed))
-    Console(width=None if Console().is_terminal else 200).print(table)
+    _cases.console(200).print(table)
 
 
 async def _measure(function: str, seeds: int) -> tuple[list[Measured], int]:

@@ -20,12 +20,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from loadgen.formats.openb_csv import Machine, Pod, read_machines, read_pods
@@ -33,6 +31,8 @@ from streamsched.core.model import WHOLE_GPU
 from streamsched.core.problem import Ask, Assignment, Candidate, NodeClass, Problem
 from streamsched.core.window import MIX_MAX
 from streamsched.placement import SolveLimits, greedy, solve
+
+from . import _cases
 
 FOLDER = "alibaba-gpu-v2023"
 SEEDS = range(10, 15)
@@ -357,10 +357,8 @@ def inflate(machines: Sequence[Machine], pods: Sequence[Pod], placer: Placer, se
 
 
 def run(quick: bool) -> None:
-    console = Console(width=None if Console().is_terminal else 160)
-    folder = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces")) / FOLDER
-    if not folder.is_dir():
-        console.print(f"fragmentation: left out, no {folder} (STREAMSCHED_TRACES)")
+    console = _cases.console(160)
+    if (folder := _cases.trace("fragmentation", FOLDER, console)) is None:
         return
     machines, _ = read_machines(folder / "openb_node_list_gpu_node.csv")
     pods, refused = read_pods(folder / "openb_pod_list_default.csv")

@@ -24,7 +24,6 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from loadgen.jobs import parse_moment
 from streamsched.learn import cards, judge
 from streamsched.learn.judge import Candidate, Judge, Judged, Measure, Part, Regime, Split
 from streamsched.policy import expression, network
@@ -34,8 +33,7 @@ from streamsched.sim import paper
 from streamsched.sim.fast import SPARING, Floats, fits_cluster
 from streamsched.sim.foresight import workload_of
 
-from .policies import Slice, _slice, gittins_index
-from .simulator import SLICES
+from .policies import Slice, gittins_index, slices
 
 PROTOCOL_NODES: Final = {"venus-4w": 17, "philly-4w": 24}
 """Of eight GPUs: as many GPUs as RLTune's published code gives to these traces."""
@@ -78,23 +76,19 @@ class Model:
 
 
 def run(quick: bool) -> None:
-    """STREAMSCHED_BENCH_CASES: philly-4w,venus-4w (all). STREAMSCHED_BENCH_PARTS: train,choose,report (report).
+    """Print, for each slice, part and regime, a table of every policy and a line for each learned one with what it has
+    less than the best rule; which seed of a model is best by the part for choosing; and a table of RLTune's protocol.
+
+    STREAMSCHED_BENCH_CASES: philly-4w,venus-4w (all). STREAMSCHED_BENCH_PARTS: train,choose,report (report).
     STREAMSCHED_BENCH_BY_DAY=0: without predictions that are renewed every day (half a minute a row).
-    STREAMSCHED_MODELS: folder
-    of models (models). STREAMSCHED_BENCH_CARDS=1: also write their cards."""
+    STREAMSCHED_MODELS: folder of models (models). STREAMSCHED_BENCH_CARDS=1: also write their cards.
+    """
     console = Console(width=400, highlight=False)
-    traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
-    wanted = (os.environ.get("STREAMSCHED_BENCH_CASES") or ",".join(SLICES)).split(",")
     parts = [Part(part) for part in (os.environ.get("STREAMSCHED_BENCH_PARTS") or "report").split(",")]
     models = _models(Path(os.environ.get("STREAMSCHED_MODELS", "models")))
     tables: list[cards.Table] = []
     chosen: dict[str, int] = {}
-    for name in (name for name in SLICES if name in wanted):
-        path, first, before, nodes = SLICES[name]
-        if not (traces / path).is_file():
-            console.print(f"{name}: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
-            continue
-        given = _slice(traces / path, parse_moment(first), parse_moment(before), [8] * nodes, quick)
+    for name, given in slices("learned", console, quick):
         bench = _Bench(name, given, models, quick, console)
         for part in parts:
             for regime in Regime:

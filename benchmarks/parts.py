@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.placement import Case, problem
@@ -22,13 +21,15 @@ from streamsched.core.problem import Problem, Solution
 from streamsched.placement import SolveLimits, solve, solve_in_parts
 from streamsched.service.solver_parts import solve_by_helpers
 
+from . import _cases
+
 SEEDS = 5
 LIMITS = SolveLimits(time_s=3.0)
 PARTS = (2, 4)
 
 
 def run(quick: bool) -> None:
-    wide = Console(width=None if Console().is_terminal else 160)
+    wide = _cases.console(160)
     seeds = 2 if quick else SEEDS
     table = Table(
         title=f"windows in parts: {seeds} problems per row, medians (loss: median / most); limit {LIMITS.time_s:g} s, "

@@ -16,7 +16,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from streamsched.core import events as ev
@@ -28,6 +27,8 @@ from streamsched.core.problem import Problem, Solution
 from streamsched.placement import SolveLimits, solve
 from streamsched.policy.rules import FirstComeFirstServed
 from streamsched.service.solver import leave_alone_what_is_there
+
+from . import _cases
 
 GPUS_PER_NODE = 8
 NODES_PER_RACK = 8
@@ -139,7 +140,7 @@ def run(quick: bool) -> None:
 
 def measure(title: str, cases: Iterable[Case], make: Callable[[Case, int], Problem], seeds: int) -> None:
     """Solve `seeds` problems of each case and print a row for it."""
-    wide = Console(width=None if Console().is_terminal else 200)
+    wide = _cases.console(200)
     table = Table(title=f"{title}: {seeds} problems per row, p50 / p95 / max; {machine()}")
     for heading in ("jobs", "GPUs", "types", "topology", "nodes", "classes"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import cProfile
 import pstats
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.placement import LIMITS, Case, problem
 from streamsched.placement import solve
 from streamsched.service.solver import leave_alone_what_is_there
+
+from . import _cases
 
 SEEDS = 20
 STAGES = {
@@ -38,7 +39,7 @@ def run(quick: bool) -> None:
         table.add_column("with topology" if topology else "without", justify="right")
     for stage in (*STAGES, "all"):
         table.add_row(stage, *(columns[topology][stage] for topology in columns))
-    Console(width=None if Console().is_terminal else 110).print(table)
+    _cases.console(110).print(table)
 
 
 def _profile(topology: bool, seeds: int) -> dict[str, str]:

@@ -11,7 +11,6 @@ steps of ranks (`foresight.coarse`) were chosen on the first two weeks of the sl
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ from streamsched.sim.fast import (
 )
 from streamsched.sim.foresight import HISTORY_JOBS, Foreseen, Policy, as_finished, coarse, foresee, workload_of
 
-from .simulator import SLICES
+from . import _cases
 
 FORTNIGHT_S = 14 * 86_400.0
 
@@ -61,19 +60,17 @@ class Slice:
 
 def run(quick: bool) -> None:
     """STREAMSCHED_BENCH_CASES: philly-4w,venus-4w (all)."""
-    console = Console(width=None if Console().is_terminal else 160)
-    traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
-    wanted = (os.environ.get("STREAMSCHED_BENCH_CASES") or ",".join(SLICES)).split(",")
-    if not set(wanted) & set(SLICES):
-        console.print(f"policies: no case {', '.join(wanted)}; there are {', '.join(SLICES)}", markup=False)
-    for name, (path, first, before, nodes) in SLICES.items():
-        if name not in wanted:
-            continue
-        if not (traces / path).is_file():
-            console.print(f"{name}: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
-            continue
-        given = _slice(traces / path, parse_moment(first), parse_moment(before), [8] * nodes, quick)
+    console = _cases.console(160)
+    for name, given in slices("policies", console, quick):
         console.print(_table(name, given, lambda line: console.print(line, markup=False, style="dim")))
+
+
+def slices(benchmark: str, console: Console, quick: bool) -> Iterator[tuple[str, Slice]]:
+    """The standard slices that are asked for and there, by name."""
+    for name in _cases.chosen(benchmark, _cases.SLICES, console):
+        path, first, before, nodes = _cases.SLICES[name]
+        if (trace := _cases.trace(name, path, console)) is not None:
+            yield name, _slice(trace, parse_moment(first), parse_moment(before), [8] * nodes, quick)
 
 
 def _slice(path: Path, start_s: float, before_s: float, nodes: list[int], quick: bool) -> Slice:

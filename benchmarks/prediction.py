@@ -26,7 +26,6 @@ from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
-from rich.console import Console
 from rich.table import Table
 
 from loadgen.generate import Recurrence, WorkloadOptions, generate_recurrent
@@ -44,15 +43,12 @@ from streamsched.predict.state import from_bytes, to_bytes
 from streamsched.sim.fast import Workload, fits_cluster, simulate
 from streamsched.sim.foresight import HISTORY_JOBS, as_finished
 
-SLICES = {
-    "philly-4w": ("philly/philly_jobs_until_2017-11-15.csv", "2017-10-02", "2017-10-30", 80),
-    "venus-4w": ("helios-venus/venus_gpu_jobs_until_2020-07-31.csv", "2020-06-29", "2020-07-27", 84),
-}
+from . import _cases
+
 ACME = "acme/converted_kalos_trace.csv"
 ACME_NODES = 302
 TRAIN_EVERY = 10_000
 """Ended jobs from one training to the next."""
-"""Jobs before the slice that are learned from."""
 RUNNING_EVERY_S = 3_600.0
 """How often the predictors are told what runs."""
 AGES_S = (600.0, 3_600.0, 21_600.0)
@@ -76,7 +72,7 @@ class Case:
 
 def cases(quick: bool, wanted: Sequence[str]) -> Iterator[Case | str]:
     """Cases, or why one is left out."""
-    makers: dict[str, Callable[[], Case]] = {name: lambda name=name: of_slice(name, quick) for name in SLICES}  # type: ignore[misc]
+    makers: dict[str, Callable[[], Case]] = {name: lambda name=name: of_slice(name, quick) for name in _cases.SLICES}  # type: ignore[misc]
     makers |= {"acme": of_acme, "recurrent": lambda: of_generated(3_000 if quick else 20_000)}
     for name, make in makers.items():
         if name in wanted:
@@ -87,9 +83,9 @@ def cases(quick: bool, wanted: Sequence[str]) -> Iterator[Case | str]:
 
 
 def of_slice(name: str, quick: bool) -> Case:
-    file, first, before, nodes = SLICES[name]
+    file, first, before, nodes = _cases.SLICES[name]
     at = parse_moment(first)
-    jobs = read_trace(traces() / file, Window(None, parse_moment(before))).jobs
+    jobs = read_trace(_cases.traces() / file, Window(None, parse_moment(before))).jobs
     history = [job for job in jobs if job.submit_s < at][-2_000 if quick else -HISTORY_JOBS :]
     counted = [job for job in jobs if job.submit_s >= at][: 2_000 if quick else None]
     told = [as_finished(job) for job in (*history, *counted)]
@@ -99,7 +95,7 @@ def of_slice(name: str, quick: bool) -> Case:
 
 def of_acme() -> Case:
     """Kalos: the duration is its iterations times what the file says one takes. Nothing but GPUs is known of a job."""
-    with (traces() / ACME).open(newline="") as file:
+    with (_cases.traces() / ACME).open(newline="") as file:
         rows = list(csv.DictReader(file))
     rows.sort(key=lambda row: float(row["arrival_time"]))
     features = [
@@ -155,10 +151,6 @@ def _scheduled(
         for job, took, ending, end in zip(features, run_s, endings, ends, strict=True)
     ]
     return Case(name, jobs, starts, warm_up)
-
-
-def traces() -> Path:
-    return Path(os.environ.get("STREAMSCHED_TRACES") or Path(__file__).resolve().parents[2] / "shared" / "traces")
 
 
 # ── baselines ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -410,11 +402,9 @@ def _best_ms(call: Callable[[], object]) -> float:
 
 def run(quick: bool) -> None:
     """STREAMSCHED_BENCH_CASES: philly-4w,venus-4w,acme,recurrent,costs (all)."""
-    console = Console(width=None if Console().is_terminal else 160)
+    console = _cases.console(160)
     known = ("philly-4w", "venus-4w", "acme", "recurrent", "costs")
-    wanted = (os.environ.get("STREAMSCHED_BENCH_CASES") or ",".join(known)).split(",")
-    if not set(wanted) & set(known):
-        console.print(f"prediction: no case {', '.join(wanted)}; there are {', '.join(known)}", markup=False)
+    wanted = _cases.chosen("prediction", known, console)
     for case in cases(quick, wanted):
         if isinstance(case, str):
             console.print(f"prediction: {case}", markup=False)

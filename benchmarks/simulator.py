@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from loadgen.formats.openb_csv import read_machines
@@ -38,11 +37,8 @@ from streamsched.sim.fast import Backfill, Outcome, Rule, Workload, simulate, si
 from streamsched.sim.simulator import simulate as simulate_core
 from streamsched.sim.workload import job, nodes_of
 
-SLICES = {
-    "philly-4w": ("philly/philly_jobs_until_2017-11-15.csv", "2017-10-02", "2017-10-30", 80),
-    "venus-4w": ("helios-venus/venus_gpu_jobs_until_2020-07-31.csv", "2020-06-29", "2020-07-27", 84),
-}
-"""scenarios/*.toml: trace, submitted from, submitted before, nodes of eight GPUs."""
+from . import _cases
+
 CASES = (
     (Rule.FCFS, Backfill.NONE),
     (Rule.FCFS, Backfill.SKIP),
@@ -90,26 +86,24 @@ def held_queue(waiting: int, served: int, nodes: int = 80, seed: int = 1) -> Wor
 
 
 def run(quick: bool) -> None:
-    console = Console(width=None if Console().is_terminal else 160)
+    console = _cases.console(160)
     try:
         compile_s = _seconds(lambda: simulate(held_queue(1, 1), [8, 8]))
     except UserError as error:
         console.print(f"simulator: left out, {error}", markup=False)
         return
     console.print(f"{os.cpu_count()} cores; to compile or to load from the cache: {compile_s:.1f} s")
-    traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
-    for name, (path, first, before, nodes) in SLICES.items():
-        if (traces / path).is_file():
-            window = Window(parse_moment(first), parse_moment(before))
-            jobs = Workload.of(read_trace(traces / path, window).jobs).with_true_estimates()
-            console.print(_slice_table(name, jobs, [8] * nodes, runs=1 if quick else 7))
-            console.print(_las_line(name, jobs, [8] * nodes))
-            console.print(_core_line(name, jobs, nodes, "las", Backfill.SKIP, 200 if quick else 4_000, "rank"))
-            for rule, mode in CORE_CASES:
-                console.print(_core_line(name, jobs, nodes, rule.name.lower(), mode, 500 if quick else len(jobs)))
-        else:
-            console.print(f"{name}: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
-    console.print(_whole_files(traces))
+    for name, (path, first, before, nodes) in _cases.SLICES.items():
+        if (trace := _cases.trace(name, path, console)) is None:
+            continue
+        window = Window(parse_moment(first), parse_moment(before))
+        jobs = Workload.of(read_trace(trace, window).jobs).with_true_estimates()
+        console.print(_slice_table(name, jobs, [8] * nodes, runs=1 if quick else 7))
+        console.print(_las_line(name, jobs, [8] * nodes))
+        console.print(_core_line(name, jobs, nodes, "las", Backfill.SKIP, 200 if quick else 4_000, "rank"))
+        for rule, mode in CORE_CASES:
+            console.print(_core_line(name, jobs, nodes, rule.name.lower(), mode, 500 if quick else len(jobs)))
+    console.print(_whole_files(_cases.traces()))
     console.print(_queue_table(quick))
     console.print(_core_queue_table(quick))
 

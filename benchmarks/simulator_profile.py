@@ -6,11 +6,8 @@ By the deterministic profiler, which makes many small calls look dearer than the
 from __future__ import annotations
 
 import cProfile
-import os
 import pstats
-from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from loadgen.jobs import parse_moment
@@ -20,20 +17,18 @@ from streamsched.policy import by_name
 from streamsched.sim.simulator import simulate
 from streamsched.sim.workload import job, nodes_of
 
-from .simulator import SLICES
+from . import _cases
 
 FUNCTIONS = 16
 
 
 def run(quick: bool) -> None:
-    console = Console(width=None if Console().is_terminal else 110)
-    path, first, before, nodes = SLICES["philly-4w"]
-    traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
-    if not (traces / path).is_file():
-        console.print(f"simulator_profile: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
+    console = _cases.console(110)
+    path, first, before, nodes = _cases.SLICES["philly-4w"]
+    if (trace := _cases.trace("simulator_profile", path, console)) is None:
         return
     window = Window(parse_moment(first), parse_moment(before), 1_000 if quick else 10_000)
-    found = read_trace(traces / path, window).jobs
+    found = read_trace(trace, window).jobs
     jobs = [job(number, one.submit_s, one.duration_s, one.gpus, one.tenant) for number, one in enumerate(found)]
     config = SchedulerConfig(window_jobs=10_000, reservations_max=0, finished_keep_s=3600.0)
     profiler = cProfile.Profile()

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 from aiokafka import AIOKafkaConsumer
-from rich.console import Console
 from rich.table import Table
 
 from loadgen.executor import Executors
@@ -34,6 +33,8 @@ from streamsched.errors import UserError
 from streamsched.service.stacks import Stack, start_stack
 from streamsched.sim.nodes import parse_nodes
 from streamsched.store.client import connect
+
+from . import _cases
 
 JOBS = 20_000
 IN_FLIGHT = 2_000
@@ -229,7 +230,7 @@ def _print(samples: Sequence[Sample], stack: str) -> None:
     drifts = [_drift_percent(later, name) for name in names[2:]]
     table.add_row("drift after the first tenth", "", *(f"{drift:+.1f} %" for drift in drifts))
     table.add_row(f"flat (within {FLAT_PERCENT:g} %)", "", *("yes" if d <= FLAT_PERCENT else "no" for d in drifts))
-    Console(width=None if Console().is_terminal else 140).print(table)
+    _cases.console(140).print(table)
 
 
 def _drift_percent(samples: Sequence[Sample], name: str) -> float:

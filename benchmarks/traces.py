@@ -7,15 +7,15 @@ readings have to give the same. What a process pays once for importing polars is
 from __future__ import annotations
 
 import importlib
-import os
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from loadgen import columns
 from loadgen.trace import Trace, read_trace
+
+from . import _cases
 
 FILES = {
     "Philly": "philly/philly_jobs_until_2017-11-15.csv",
@@ -24,7 +24,7 @@ FILES = {
 
 
 def run(quick: bool) -> None:
-    console = Console(width=None if Console().is_terminal else 160)
+    console = _cases.console(160)
     began = time.process_time()
     try:
         importlib.import_module("polars")
@@ -32,19 +32,17 @@ def run(quick: bool) -> None:
         console.print("traces: left out, the extra `trace` is not there", markup=False)
         return
     import_s = time.process_time() - began
-    traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
     table = Table(title="reading traces, processor's seconds")
     for heading in ("trace", "MB", "jobs", "by line", "by column", "ratio"):
         table.add_column(heading, justify="left" if heading == "trace" else "right")
     for name, path in FILES.items():
-        if not (traces / path).is_file():
-            console.print(f"{name}: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
+        if (file := _cases.trace(name, path, console)) is None:
             continue
-        by_line, line_s = _measure(traces / path, 1 << 60, 1 if quick else 7)
-        by_column, column_s = _measure(traces / path, 0, 1 if quick else 7)
+        by_line, line_s = _measure(file, 1 << 60, 1 if quick else 7)
+        by_column, column_s = _measure(file, 0, 1 if quick else 7)
         if by_line != by_column:
             raise AssertionError(f"{name}: the two readings differ")
-        size = (traces / path).stat().st_size
+        size = file.stat().st_size
         table.add_row(
             name,
             f"{size / 1e6:.1f}",
