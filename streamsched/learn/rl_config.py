@@ -3,7 +3,6 @@ fields of one dataclass. Apart from `ppo`, so that the command line does not loa
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from streamsched.errors import UserError
+from streamsched.sim.scenario import read_toml
 
 from .es_config import CHOOSE_SHARE, TRAIN_SHARE
 
@@ -80,12 +80,7 @@ class RlConfig:
 
 def read_config(path: Path) -> dict[str, Any]:
     """What a TOML file sets. Raises UserError that names the file."""
-    try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is no TOML file: {error}") from None
+    told = read_toml(path)
     if unknown := sorted(set(told) - set(RlConfig.__dataclass_fields__)):
         raise UserError(f"{path}: unknown key `{unknown[0]}`")
     try:

@@ -10,6 +10,7 @@ possible (`NUMBA_CACHE_DIR`). The compiled loop runs without the GIL, so threads
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -255,7 +256,7 @@ def simulate(
     UserError when a job could never run, when estimates are needed and missing, and where numba is not installed;
     ValueError for arrays that do not match.
     """
-    kernel = _kernel()
+    kernel = compiled("fast_kernel")
     _refuse_what_cannot_run(jobs, node_gpus)
     if backfill >= Backfill.EASY:
         _estimates(f"{backfill.name} backfilling", jobs)
@@ -413,7 +414,7 @@ def _preemptive(
     weight: Floats,
     estimate: Floats,
 ) -> Outcome:
-    kernel = _kernel()
+    kernel = compiled("fast_kernel")
     _refuse_what_cannot_run(jobs, node_gpus)
     start, finish, preemptions, ran, began, ended, nodes, placed_at, placed, sums = kernel.run_index(
         _floats(jobs.submit_s),
@@ -468,14 +469,14 @@ def _outcome(
     )
 
 
-def _kernel() -> ModuleType:
+def compiled(name: str) -> ModuleType:
+    """A module of compiled loops beside this one. Raises UserError where numba is missing."""
     try:
-        from . import fast_kernel
+        return importlib.import_module(f".{name}", __package__)
     except ModuleNotFoundError as error:
         if error.name != "numba":
             raise
         raise UserError("the fast simulation needs numba: pip install 'streamsched[fast]'") from None
-    return fast_kernel
 
 
 def _refuse_what_cannot_run(jobs: Workload, node_gpus: Sequence[int]) -> None:

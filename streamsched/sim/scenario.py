@@ -27,14 +27,19 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """Epoch seconds, as the trace's own clock read."""
 
 
-def read_scenario(path: Path) -> Scenario:
-    """Raises UserError that names the file and what is wrong with it."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """Raises UserError that names the file."""
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: is no TOML file: {error}") from None
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Raises UserError that names the file and what is wrong with it."""
+    told = read_toml(path)
     known = ("trace", "nodes", "node_list", "submitted_from", "submitted_before", "clusters", "throughputs", "seed")
     if unknown := sorted(set(told) - set(known)):
         raise UserError(f"{path}: unknown key `{unknown[0]}`; there are {', '.join(known[:5])}")

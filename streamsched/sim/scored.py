@@ -17,13 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from streamsched.errors import UserError
 from streamsched.policy.expression import Expression
 from streamsched.policy.features import FEATURES, INDEX, UNKNOWN_SPREAD, Float32s, work_gpu_s
 from streamsched.policy.network import Network
 from streamsched.policy.rules import UNKNOWN_RUN_S
 
-from .fast import Bools, Floats, Ints, Outcome, Stretches, Workload, _outcome, _refuse_what_cannot_run, workers_of
+from .fast import (
+    Bools,
+    Floats,
+    Ints,
+    Outcome,
+    Stretches,
+    Workload,
+    _outcome,
+    _refuse_what_cannot_run,
+    compiled,
+    workers_of,
+)
 
 Codes = np.ndarray[Any, np.dtype[np.int16]]
 
@@ -98,7 +108,7 @@ class Instance:
 
 def simulate_expression(instance: Instance, expression: Expression) -> Outcome:
     """All jobs to their ends; what fits behind a job that does not is started."""
-    kernel = _kernel()
+    kernel = compiled("scored_kernel")
     codes, constants = np.array(expression.codes, np.int16), np.array(expression.constants, np.float64)
     given = kernel.Instance(*instance.arrays)
     return _outcome_of(instance, kernel.run_program(given, codes, constants, expression.stack))
@@ -106,7 +116,7 @@ def simulate_expression(instance: Instance, expression: Expression) -> Outcome:
 
 def simulate_network(instance: Instance, network: Network) -> Outcome:
     """As `simulate_expression`."""
-    kernel = _kernel()
+    kernel = compiled("scored_kernel")
     return _outcome_of(instance, kernel.run_network(kernel.Instance(*instance.arrays), _layers(kernel, network)))
 
 
@@ -136,7 +146,7 @@ def episode(instance: Instance, network: Network, seed: int, choices: int = 64, 
     the queue that fit, seen as they are then; at temperature 0 the best one. Equal seeds give equal episodes."""
     if choices < 1:
         raise ValueError("a decision needs a choice")
-    kernel = _kernel()
+    kernel = compiled("scored_kernel")
     given = kernel.Instance(*instance.arrays), _layers(kernel, network)
     done, trail = kernel.run_episode(*given, choices, float(temperature), seed)
     count = int(trail.length[0])
@@ -161,7 +171,7 @@ def _outcome_of(instance: Instance, done: tuple[Floats, Floats, Ints, Ints, Floa
 def measure(instances: Sequence[Instance], expressions: Sequence[Expression], threads: int | None = None) -> Floats:
     """[instance, expression, measure] of all schedules (`MEASURES`), the same for any number of threads (None: one per
     core)."""
-    kernel = _kernel()
+    kernel = compiled("scored_kernel")
     arrays = [kernel.Instance(*instance.arrays) for instance in instances]
     chunks = [expressions[first : first + _CHUNK] for first in range(0, len(expressions), _CHUNK)]
     packed = [_packed(chunk) for chunk in chunks]
@@ -187,13 +197,3 @@ def _packed(expressions: Sequence[Expression]) -> tuple[Codes, Ints, Floats, int
         codes[row, : lengths[row]] = expression.codes
         constants[row, : len(expression.constants)] = expression.constants
     return codes, lengths, constants, max(expression.stack for expression in expressions)
-
-
-def _kernel() -> ModuleType:
-    try:
-        from . import scored_kernel
-    except ModuleNotFoundError as error:
-        if error.name != "numba":
-            raise
-        raise UserError("the fast simulation needs numba: pip install 'streamsched[fast]'") from None
-    return scored_kernel
