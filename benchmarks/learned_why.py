@@ -12,23 +12,19 @@ Five tables for each standard slice, by the parts of `streamsched.learn.judge` (
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from rich.console import Console
 
-from loadgen.jobs import parse_moment
 from streamsched.learn import judge
 from streamsched.learn.judge import Candidate, Judge, Judged, Measure, Part, Split
 from streamsched.policy.features import FEATURES, INDEX, Floats
 from streamsched.policy.network import Network
 from streamsched.sim.scored import Instance, simulate_network
 
-from .policies import _slice
-from .simulator import SLICES
+from .policies import slices
 
 SEARCHED: Final = ("gpus", "nodes", "run_s", "spread", "work_gpu_s", "wait_s", "free_gpus", "queued_gpus")
 STEPS: Final = 25
@@ -42,14 +38,7 @@ BANDS: Final = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 4096))
 def run(quick: bool) -> None:
     """Tables in Markdown. STREAMSCHED_BENCH_CASES: philly-4w,venus-4w (all)."""
     console = Console(width=200, highlight=False)
-    traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
-    wanted = (os.environ.get("STREAMSCHED_BENCH_CASES") or ",".join(SLICES)).split(",")
-    for name in (name for name in SLICES if name in wanted):
-        path, first, before, nodes = SLICES[name]
-        if not (traces / path).is_file():
-            console.print(f"{name}: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
-            continue
-        given = _slice(traces / path, parse_moment(first), parse_moment(before), [8] * nodes, quick)
+    for name, given in slices("learned_why", console, quick):
         split = Split.of_four_weeks(given.start_s)
         if quick:
             submit = np.array([job.features.submitted_at for job in given.jobs])

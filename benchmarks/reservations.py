@@ -7,20 +7,16 @@ started, with nodes kept after 22 h for one job at a time or for four, and witho
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from rich.console import Console
 
-from loadgen.jobs import parse_moment
 from streamsched.learn import judge
 from streamsched.learn.judge import Judge, Measure, Part, Split
 from streamsched.policy.expression import parse
 
-from .policies import _slice
-from .simulator import SLICES
+from .policies import slices
 
 BOUND_S: Final = 79_200.0
 ORDERS: Final = {"fcfs": "wait_s", "sjf": "-run_s", "smallest": "-gpus", "qssf": "-work_gpu_s"}
@@ -31,14 +27,7 @@ COLUMNS: Final = (Measure.MEAN_WAIT, Measure.P99_WAIT, Measure.MAX_WAIT)
 def run(quick: bool) -> None:
     """A table in Markdown for each slice and part. STREAMSCHED_BENCH_CASES: philly-4w,venus-4w (all)."""
     console = Console(width=200, highlight=False)
-    traces = Path(os.environ.get("STREAMSCHED_TRACES", "../shared/traces"))
-    wanted = (os.environ.get("STREAMSCHED_BENCH_CASES") or ",".join(SLICES)).split(",")
-    for name in (name for name in SLICES if name in wanted):
-        path, first, before, nodes = SLICES[name]
-        if not (traces / path).is_file():
-            console.print(f"{name}: left out, no {traces / path} (STREAMSCHED_TRACES)", markup=False)
-            continue
-        given = _slice(traces / path, parse_moment(first), parse_moment(before), [8] * nodes, quick)
+    for name, given in slices("reservations", console, quick):
         split = Split.of_four_weeks(given.start_s)
         if quick:
             submit = np.array([job.features.submitted_at for job in given.jobs])
