@@ -46,7 +46,8 @@ def list_command(
     """What models there are, which of them are used, and what is wrong with those that cannot be."""
     folder = _folder(models_dir)
     registry, problem = _registry_or_problem(folder)
-    rows = [_row(folder, name, registry) for name in _names(folder)]
+    named = {registry.default, registry.shadow, registry.canary.model if registry.canary is not None else ""}
+    rows = [_row(folder, name, registry) for name in sorted({*_names(folder), *named} - {""})]
     if as_json:
         told = {"folder": str(folder), "registry": _told(registry), "problem": problem, "models": rows}
         typer.echo(json.dumps(told, indent=1))

@@ -189,7 +189,7 @@ def read_manifest(folder: Path, name: str) -> Manifest:
     data = _bytes(folder, Path(name) / MANIFEST, _TOML_MAX, where)
     try:
         manifest = msgspec.toml.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise UnusableModel(f"{where}, {MANIFEST}: {error}") from None
     if manifest.features_version != FEATURES_VERSION:
         raise UnusableModel(
@@ -248,7 +248,7 @@ def read_registry(folder: Path) -> Registry:
     data = _bytes(folder, Path(REGISTRY), _TOML_MAX, where)
     try:
         registry = msgspec.toml.decode(data, type=Registry)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise UnusableModel(f"{where}: {folder / REGISTRY}: {error}") from None
     try:
         check_registry(registry)

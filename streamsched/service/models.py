@@ -76,6 +76,17 @@ class ModelFolder:
 
     def poll(self, now: float) -> bool:
         """Whether anything is another than before."""
+        try:
+            return self._poll(now)
+        except Exception as error:  # models are no reason to end a worker
+            line = f"models folder {self.folder}: {type(error).__name__}: {error}"
+            if line not in self.in_use.problems:
+                log.exception("%s; what is in use stays in use", line)
+                self.refused += 1
+                self.in_use = self.in_use._replace(problems=(line,))
+            return False
+
+    def _poll(self, now: float) -> bool:
         seen = self._marks()
         if seen == self._seen and self._settled:
             return False
@@ -100,7 +111,7 @@ class ModelFolder:
         paths = [self.folder / REGISTRY]
         for name in self._names():
             paths += [self.folder / name / MANIFEST, self.folder / name / self._files.get(name, "")]
-        return [(path, _mark(path)) for path in paths]
+        return [(path, _mark(path)) for path in paths if path.name]
 
     def _names(self) -> list[str]:
         registry = self._registry
@@ -129,7 +140,7 @@ class ModelFolder:
         try:
             return read_registry(self.folder)
         except UnusableModel as error:
-            if self._only and not (self.folder / REGISTRY).exists():
+            if self._only and _mark(self.folder / REGISTRY) is None:
                 return Registry()  # nobody needs one
             problems.append(str(error))
             return self._registry

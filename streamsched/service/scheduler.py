@@ -79,8 +79,8 @@ class Scheduler:
         await self.revoked()
 
     def models(self) -> dict[str, ModelSummary]:
-        """What ranks the pools here, where that is a model."""
-        return {pool: model for pool, runner in self.runners.items() if (model := runner.model) is not None}
+        """What ranks the pools here, where that is a model. Also asked from the thread that exports metrics."""
+        return {pool: model for pool, runner in list(self.runners.items()) if (model := runner.model) is not None}
 
     def _predictor(self, pool: str) -> PredictorStore | None:
         if self._settings.run_times == "said":

@@ -341,7 +341,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"settings file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise UserError(f"settings file {path}: {error}") from None
     kinds = {(section, name): kind for section, name, kind in _VARIABLES.values()}
     values: dict[str, Any] = {}

@@ -227,6 +227,26 @@ def test_a_change_while_files_are_read_is_seen(folder: Path, monkeypatch: pytest
     assert serving.model.summary().used == "longest"
 
 
+def test_a_folder_that_does_what_nobody_thought_of_ends_no_worker(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = Serving(folder)
+
+    def broken(*_: object) -> object:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(ModelFolder, "_read", broken)
+    for name in ("longest", "short", "longest"):
+        write_registry(folder, Registry(default=name))
+        serving.poll()
+    assert serving.order() == "short middle long"
+    assert serving.model.summary().problems == (f"models folder {folder}: RuntimeError: out of order",)
+    assert len(errors(caplog)) == 1
+    monkeypatch.undo()
+    serving.poll()
+    assert (serving.order(), serving.model.summary().problems) == ("long middle short", ())
+
+
 def test_a_rule_that_there_is_not_is_refused_and_a_model_is_not() -> None:
     check_policy(Settings(scheduler=SchedulerConfig(policy="model:nobody")))
     with pytest.raises(UserError, match="unknown policy 'nobody'"):

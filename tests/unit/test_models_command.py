@@ -43,6 +43,13 @@ def test_the_list_says_what_each_is_used_as_and_what_is_wrong(folder: Path) -> N
     assert told["problem"] == ""
 
 
+def test_the_list_has_what_the_registry_names_and_nobody_has(folder: Path) -> None:
+    write_registry(folder, Registry(default="gone"))
+    rows = {row["name"]: row for row in json.loads(models(folder, "list", "--json"))["models"]}
+    assert rows["gone"]["used_as"] == "default"
+    assert rows["gone"]["problem"].endswith("no such file or directory")
+
+
 def test_a_list_without_a_registry_says_that_rules_rank(folder: Path) -> None:
     assert "registry.toml: no such file or directory: until there is one, rules rank" in models(folder, "list")
     assert json.loads(models(folder, "list", "--json"))["problem"].endswith("no such file or directory")

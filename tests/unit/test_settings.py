@@ -69,6 +69,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("times = 3\n", "times is a table"),
         ("pools = []\n", "at least one pool"),
         ("window_s = \n", "s.toml"),
+        (f"window_s = {'9' * 5_000}\n", "s.toml: Exceeds the limit"),
     ],
 )
 def test_a_bad_file_is_told(tmp_path: Path, content: str, said: str) -> None:
