@@ -106,7 +106,7 @@ class PoolModel:
         self._shadow_scores: dict[str, float] = {}
         self._looks = 0
         self._canary, self._others = _Waits(), _Waits()
-        self._next_look, self._next_tell = -math.inf, -math.inf
+        self._looked_at, self._told_at, self._look_pause = -math.inf, -math.inf, _LOOK_EVERY_S
         self._in_use = folder.in_use
         self.ranker = self._made()
 
@@ -164,13 +164,14 @@ class PoolModel:
     def look(self, state: ClusterState, clock: Callable[[], float]) -> None:
         """At the queue as it is: whether the model knows such jobs, and what the shadow makes of them."""
         now = clock()
-        if now < self._next_look:
+        if 0.0 <= now - self._looked_at < self._look_pause:  # a clock that was set back does not put off the next look
             return
         try:
             self._look(state, now)
         except Exception as error:
             self._failed(f"looking at the queue for {self.ranker.name}: {type(error).__name__}", error)
-        self._next_look = clock() + max(_LOOK_EVERY_S, _LOOK_REST * (clock() - now))
+        self._looked_at = clock()
+        self._look_pause = max(_LOOK_EVERY_S, _LOOK_REST * (self._looked_at - now))
 
     def _look(self, state: ClusterState, now: float) -> None:
         used, jobs = self._in_use, state.queued_jobs()
@@ -189,9 +190,9 @@ class PoolModel:
         alike = self._likeness = likeness(rank(state, self.ranker, now), theirs, self._config.window_jobs)
         self._shadow_scores = {job.spec.job_id: -theirs.key(place).score for place, job in theirs}
         self._looks += 1
-        if now < self._next_tell:
+        if 0.0 <= now - self._told_at < _TELL_EVERY_S:
             return
-        self._next_tell = now + _TELL_EVERY_S
+        self._told_at = now
         log.info(
             "pool %s: shadow %s against %s: %d jobs, correlation of places %.3f, %.0f%% of the first %d the same",
             *(

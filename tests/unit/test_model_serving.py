@@ -331,6 +331,16 @@ def test_a_shadow_that_cannot_be_used_is_told_and_disturbs_nobody(
     ]
 
 
+def test_a_clock_that_was_set_back_does_not_stop_the_looks(folder: Path) -> None:
+    write_registry(folder, Registry(default="short", shadow="longest"))
+    serving = Serving(folder)
+    for now in (1e9, 5.0, 5.5, 6.0):
+        serving.model.look(serving.pool.state, lambda now=now: now)  # type: ignore[misc]
+    shadow = serving.model.summary().shadow
+    assert shadow is not None
+    assert shadow.looks == 3, "at 5.5 s it was not due"
+
+
 def test_a_look_that_fails_is_told_once(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
