@@ -32,6 +32,7 @@ from streamsched.sim.workload import Estimates
 if TYPE_CHECKING:
     from loadgen.jobs import TraceJob
     from streamsched.core.window import Ranker
+    from streamsched.policy.models import Model
     from streamsched.sim.fast import Outcome, Workload
     from streamsched.sim.learning import Estimator
     from streamsched.sim.metrics import Schedule
@@ -97,9 +98,13 @@ class Plan:
     estimates: Estimates
     seed: int
     fast: bool
+    model: Model | None = None
+    """Where the policy is one."""
 
     @property
     def sees_run_times(self) -> bool:
+        if self.model is not None:
+            return self.model.sees_run_times
         predicts = self.policy == GITTINS and self.estimates.kind == "predicted"
         return predicts or self.policy in SEE_RUN_TIMES or self.backfill in ("easy", "conservative")
 
@@ -119,7 +124,7 @@ def simulate(
     submitted_from: From = None,
     submitted_before: Before = None,
     limit: Limit = None,
-    policy: Annotated[str, typer.Option(help="Order of the queue.")] = "fcfs",
+    policy: Annotated[str, typer.Option(help="Order of the queue: a rule, or model:NAME.")] = "fcfs",
     backfill: BackfillOption = "skip",
     placement: Placement = "greedy",
     preempt: PreemptOption = "off",
@@ -239,7 +244,12 @@ def _plan(
     fast: bool,
 ) -> Plan:
     """Raises UserError for what does not go together."""
-    if policy not in POLICIES:
+    model = _model(policy, preempt == "on")
+    if model is not None and fast:
+        raise UserError(f"--fast knows rules alone: leave it out for {policy}")
+    if model is not None and model.sees_run_times and estimates.kind == "none":
+        raise UserError(f"policy {policy} looks at run times: give --estimates predicted, user, true or noisy:SIGMA")
+    if model is None and policy not in POLICIES:
         raise UserError(f"unknown policy {policy!r}: choose one of {', '.join(POLICIES)}")
     if policy in SEE_RUN_TIMES and estimates.kind == "none":
         raise UserError(f"policy {policy} orders by run times: give --estimates user, true, predicted or noisy:SIGMA")
@@ -268,7 +278,23 @@ def _plan(
         estimates=estimates,
         seed=1,
         fast=fast,
+        model=model,
     )
+
+
+def _model(policy: str, preempts: bool) -> Model | None:
+    """Of the folder that the setting models_dir names; None for a rule. Raises UserError."""
+    from streamsched.policy.models import load, model_of, read_registry
+    from streamsched.service.settings import Settings
+
+    name = model_of(policy)
+    if name is None:
+        return None
+    folder = Path(Settings.from_env().models_dir)
+    name = name or read_registry(folder).default
+    if not name:
+        raise UserError(f"policy {policy}: the registry of {folder} names no default: give model:NAME")
+    return load(folder, name, preempts)
 
 
 # ── running it ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -415,8 +441,11 @@ def _learned(plan: Plan, whole: int) -> Estimator:
 
 
 def _ranker(plan: Plan, origin_s: float) -> Ranker:
+    from streamsched.policy.features import Features
     from streamsched.policy.gittins import Gittins
 
+    if plan.model is not None:
+        return plan.model.ranker(Features())
     by_table = plan.policy == GITTINS and plan.estimates.kind != "predicted"
     return Gittins(_gittins_table(plan)) if by_table else by_name(plan.policy, origin_s)
 

@@ -114,6 +114,12 @@ class Model:
         """As decisions name it."""
         return f"{POLICY}:{self.name}"
 
+    @property
+    def sees_run_times(self) -> bool:
+        """Whether they make a difference to it."""
+        looked_at = self.program.looked_at if isinstance(self.program, Network) else self.program.features
+        return bool(looked_at & {"run_s", "spread", "work_gpu_s"})
+
     def ranker(self, features: Features) -> Ranker:
         """`features` may be shared with others that look at the same pool."""
         if isinstance(self.program, Network):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from model_files import made
 from typer.testing import CliRunner
 
 from streamsched import cli
 from streamsched.commands.apart import map_apart
 from streamsched.commands.output import write_text
 from streamsched.errors import UserError
+from streamsched.policy.models import Registry, write_registry
 from streamsched.sim.bootstrap import Bootstrap, Interval
 from streamsched.sim.metrics import Lines, Schedule, summary
 from streamsched.sim.nodes import parse_nodes
@@ -406,3 +409,29 @@ def _eventually(found: Callable[[], int]) -> int:
             return value
         time.sleep(0.1)
     raise AssertionError("not within a minute")
+
+
+def test_a_model_is_simulated_as_a_policy_beside_rules(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes the shortest first is SJF; a trace without estimates is one of the true run times here."""
+    monkeypatch.setenv("STREAMSCHED_MODELS_DIR", str(tmp_path / "models"))
+    made(tmp_path / "models", "short")
+    made(tmp_path / "models", "stops", regime="preemptive")
+    write_registry(tmp_path / "models", Registry(default="short"))
+    given = ("compare", "--trace", trace, "--nodes", "1x8:V", "--backfill", "none", "--out", tmp_path / "out")
+    run(*given, "--policies", "sjf,model:short,model", "--estimates", "true")
+    told = json.loads((tmp_path / "out/summary.json").read_text())
+    assert list(told) == ["sjf (oracle)", "model:short (oracle)", "model (oracle)"]
+    waits = {name: figures["mean_wait_s"] for name, figures in told.items()}
+    assert len(set(waits.values())) == 1
+
+    for policy, more, said in (
+        ("model:short", (), "looks at run times: give --estimates"),
+        ("model:nobody", ("--estimates", "true"), "model nobody: .*no such file"),
+        ("model:stops", ("--estimates", "true"), "trained with preemption"),
+        ("model:short", ("--estimates", "true", "--fast"), "--fast knows rules alone"),
+    ):
+        assert re.search(said, run(*given, "--policies", policy, *more, code=2))
+    write_registry(tmp_path / "models", Registry())
+    assert "names no default" in run(*given, "--policies", "model", "--estimates", "true", code=2)
