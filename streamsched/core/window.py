@@ -87,12 +87,17 @@ class Ranking:
     """Jobs in rank order, best first. Sorted as columns, and keys are made as they are read: in a queue of ten thousand
     few are looked at."""
 
-    def __init__(self, jobs: Sequence[Job], priorities: Sequence[int], scores: Sequence[float]) -> None:
-        """`priorities`, `scores`: [job], more is better; ties go by order of arrival."""
+    def __init__(self, jobs: Sequence[Job], priorities: Sequence[int] | None, scores: Sequence[float]) -> None:
+        """`priorities`, `scores`: [job], more is better; ties go by order of arrival. None: all are 0."""
         self._jobs = jobs
-        self._priority, self._score = -np.asarray(priorities, np.int64), -np.asarray(scores, np.float64)
+        self._score = -np.asarray(scores, np.float64)
         arrivals = np.array(list(map(BY_ARRIVAL, jobs)), np.int64)
-        self._order = np.lexsort((arrivals, self._score, self._priority))
+        if priorities is None:
+            self._priority = np.zeros(len(jobs), np.int64)
+            self._order = np.lexsort((arrivals, self._score))
+        else:
+            self._priority = -np.asarray(priorities, np.int64)
+            self._order = np.lexsort((arrivals, self._score, self._priority))
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -123,7 +128,10 @@ def rank(state: ClusterState, ranker: Ranker, now: float, running: Sequence[Job]
     scores = ranker.scores(jobs, state, now)
     if state.config.preempts_within_class:
         scores = _overdue_first(state, jobs, scores)
-    return Ranking(jobs, [classes.get(class_name(job), 0) for job in jobs] if classes else [0] * len(jobs), scores)
+    priorities = [classes.get(class_name(job), 0) for job in jobs] if classes else None
+    if priorities is not None and not any(priorities):
+        priorities = None
+    return Ranking(jobs, priorities, scores)
 
 
 def _overdue_first(state: ClusterState, jobs: Sequence[Job], scores: Sequence[float]) -> Sequence[float]:
