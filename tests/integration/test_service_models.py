@@ -112,7 +112,7 @@ def test_the_model_is_swapped_by_a_command_and_a_shadow_is_told(service: Service
 
     command(service, "models", "use", "--off", "--base", "lcfs")
     order(service, "middle short long")
-    assert "lcfs (no model)" in command(service, "status")
+    service.wait_for(lambda: "lcfs (no model)" in command(service, "status"), "the status")
     assert worker.said("Traceback") == 0
     assert worker.process.poll() is None, "without a restart"
 
